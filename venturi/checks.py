@@ -9,7 +9,7 @@ import typing as t
 from venturi.errors import ConfigError
 from venturi.values import Priority
 
-__all__ = ["delay", "instant", "priority", "seconds", "whole"]
+__all__ = ["delay", "instant", "priority", "schema", "seconds", "whole"]
 
 
 def seconds(option: str, value: object, low: float, high: float = math.inf, *, above: bool = False) -> float:
@@ -108,3 +108,22 @@ def priority(option: str, value: object) -> Priority:
         return Priority(value)
     names = ", ".join(f"{member.name} {member.value}" for member in t.cast("type[Priority]", Priority))
     raise ConfigError(f"{option}={value!r}: must be one of {names}")
+
+
+def schema(name: object) -> str:
+    """The name of a queue's schema: 1 to 63 bytes of UTF-8 without NUL, and none that PostgreSQL keeps for itself.
+
+    Raises:
+        ConfigError: It is anything else.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"schema={name!r}: must be a str")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 1 <= size <= 63 or "\0" in name:
+        raise ConfigError(f"schema={name!r}: must be 1 to 63 bytes of UTF-8 without NUL")
+    if name.startswith("pg_") or name == "information_schema":
+        raise ConfigError(f"schema={name!r}: the names pg_* and information_schema belong to PostgreSQL")
+    return name

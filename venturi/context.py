@@ -1,0 +1,245 @@
+"""What a running handler can ask and say: its context, and the signal that tells it to stop."""
+
+from __future__ import annotations
+
+import contextvars
+import datetime as dt
+import logging
+import threading
+import time
+import typing as t
+import uuid
+from collections.abc import Callable, MutableMapping
+
+from typing_extensions import TypeVar
+
+from venturi.errors import Cancelled, ConfigError, LeaseLost, Reason
+from venturi.values import Entry
+
+__all__ = ["Cancellation", "Context", "Pending", "current_context"]
+
+T = TypeVar("T")
+C = TypeVar("C", default=None)
+S = TypeVar("S", default=None)
+
+_logger = logging.getLogger("venturi.handler")
+_current: contextvars.ContextVar[Context[t.Any, t.Any]] = contextvars.ContextVar("venturi_context")
+
+
+class Cancellation:
+    """Tells a run to stop, and why. Like an Event, but with a reason, and it can be set by the worker only.
+
+    A timeout and the end of the lease are read off the monotonic clock by whoever asks, so that they are noticed
+    even while the database, and with it every thread that speaks to it, hangs.
+    """
+
+    def __init__(self, lease_end: float) -> None:
+        self._told = threading.Event()
+        self._lock = threading.Lock()
+        self._reason: Reason | None = None
+        self._lease_end = lease_end
+        self._timeout_at: float | None = None
+        self._by_operator = False
+
+    @property
+    def reason(self) -> Reason | None:
+        """``shutdown``, ``timeout``, ``lease lost`` or ``operator``; the first one stays. None: not told to stop."""
+        if self._reason is None:
+            now = time.monotonic()
+            if self._timeout_at is not None and now >= self._timeout_at:
+                self._tell("timeout")
+            elif now >= self._lease_end:
+                self._tell("lease lost")
+        return self._reason
+
+    def is_set(self) -> bool:
+        """Whether the run was told to stop."""
+        return self.reason is not None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until told to stop.
+
+        Args:
+            timeout: Longest wait in seconds. Default: None, no bound; 0 does not wait.
+
+        Returns:
+            Whether the run was told to stop.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            now = time.monotonic()
+            if end is not None and now >= end:
+                return False
+            ends = [moment for moment in (end, self._timeout_at, self._lease_end) if moment is not None]
+            # A renewal moves the end of the lease while this waits, so that it is looked at again at each end.
+            self._told.wait(min(max(0.0, min(ends) - now), threading.TIMEOUT_MAX))
+        return True
+
+    def check(self) -> None:
+        """Raise when the run was told to stop.
+
+        Raises:
+            LeaseLost: The reason is ``lease lost``.
+            Cancelled: Another reason.
+        """
+        reason = self.reason
+        if reason == "lease lost":
+            raise LeaseLost
+        if reason is not None:
+            raise Cancelled(reason)
+
+    def __repr__(self) -> str:
+        return f"<venturi.Cancellation {self.reason or 'not set'}>"
+
+    def _tell(self, reason: Reason) -> None:
+        with self._lock:
+            self._by_operator = self._by_operator or reason == "operator"
+            if self._reason is None:
+                self._reason = reason
+        self._told.set()
+
+    def _start_timeout(self, timeout: float) -> None:
+        self._timeout_at = time.monotonic() + timeout
+
+    def _renew(self, lease_end: float) -> None:
+        self._lease_end = lease_end
+
+
+class Context(t.Generic[C, S]):
+    """One run of a job, as its handler sees it.
+
+    Attributes:
+        id: The job, the same on every run.
+        kind: The kind of its task.
+        run_count: 1 on the first run.
+        failure_count: Failures so far.
+        carry: The job's own state, changed in place or assigned; stored on pause and on retry. None without a carry type.
+        cancelled: Tells this run to stop, with a reason.
+        state: The very object given to ``work(state=)``.
+        logger: Its records carry job id, kind and run number.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: uuid.UUID,
+        kind: str,
+        run_count: int,
+        failure_count: int,
+        carry: C,
+        state: S,
+        cancelled: Cancellation,
+        history: Callable[[], list[Entry]],
+    ) -> None:
+        self.id = id
+        self.kind = kind
+        self.run_count = run_count
+        self.failure_count = failure_count
+        self.carry = carry
+        self.state = state
+        self.cancelled = cancelled
+        self._history = history
+        self._read: list[Entry] | None = None
+        self._evidence: dict[str, object] = {}
+
+    @property
+    def history(self) -> list[Entry]:
+        """The newest 50 entries of the job's journal, oldest first; one query, on the first read.
+
+        Raises:
+            psycopg.Error: The database cannot be reached; it never reads as empty then.
+        """
+        if self._read is None:
+            self._read = self._history()
+        return self._read
+
+    @property
+    def time_remaining(self) -> dt.timedelta | None:
+        """Time until the run's timeout, never below zero; None without a timeout."""
+        end = self.cancelled._timeout_at  # pyright: ignore[reportPrivateUsage]
+        return None if end is None else dt.timedelta(seconds=max(0.0, end - time.monotonic()))
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry job id, kind and run number as ``job``, ``kind`` and ``run``."""
+        return _Tagged(_logger, {"job": str(self.id), "kind": self.kind, "run": self.run_count})
+
+    def attach(self, **evidence: object) -> None:
+        """Record plain JSON data in this run's journal entry, also when the run fails.
+
+        Args:
+            evidence: Added to what was attached before, key by key. Left out of the entry, which then says so, when it
+                cannot be encoded or takes over 64 KiB.
+        """
+        self._evidence.update(evidence)
+
+    def __repr__(self) -> str:
+        return f"<venturi.Context {self.kind} {self.id} run={self.run_count}>"
+
+
+class Pending(t.Generic[T, C]):
+    """The pending job that a new task of the same key may be merged into.
+
+    Attributes:
+        id: The job.
+        task: Its decoded payload.
+        carry: Its carry, the declared type's default if it was never set.
+        visible_at: When it is due.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: uuid.UUID,
+        task: T,
+        carry: C,
+        run_count: int,
+        failure_count: int,
+        priority: t.Any,
+        visible_at: dt.datetime,
+        history: Callable[[], list[Entry]],
+    ) -> None:
+        self.id = id
+        self.task = task
+        self.carry = carry
+        self.run_count = run_count
+        self.failure_count = failure_count
+        self.priority = priority
+        self.visible_at = visible_at
+        self._history = history
+        self._read: list[Entry] | None = None
+
+    @property
+    def history(self) -> list[Entry]:
+        """The newest 50 entries of the job's journal, oldest first; one query, on the first read."""
+        if self._read is None:
+            self._read = self._history()
+        return self._read
+
+    def __repr__(self) -> str:
+        return f"<venturi.Pending {self.id} run_count={self.run_count}>"
+
+
+def current_context() -> Context[t.Any, t.Any]:
+    """The context of the run that this code is part of.
+
+    Raises:
+        ConfigError: No handler is running here.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise ConfigError("current_context() is available inside a running handler only") from None
+
+
+def enter(context: Context[t.Any, t.Any]) -> None:
+    """Make the context the current one of this contextvars context."""
+    _current.set(context)
+
+
+class _Tagged(logging.LoggerAdapter[logging.Logger]):
+    """Adds the run's tags to a record without dropping the caller's own ``extra``."""
+
+    def process(self, msg: t.Any, kwargs: MutableMapping[str, t.Any]) -> tuple[t.Any, MutableMapping[str, t.Any]]:
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs

@@ -1,0 +1,276 @@
+"""What a worker does to claims: take them, renew them, end them, and take back those of workers that are gone.
+
+A claim is a row of ``live`` with an owner, the random id of one worker, and a ``run_count``, which that claim raised. Both
+together are its epoch: whatever speaks of a claim names id, owner and run_count, and changes nothing when the row says
+otherwise. So a late result, a late renewal, or a second recovery is refused by itself, however it was delayed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from venturi.store import sql
+from venturi.store.connections import Rows, Session, run
+from venturi.values import JournalOutcome, Priority
+
+__all__ = ["Ask", "Claim", "Claiming", "Ending", "Expired", "Turn", "Unsettled", "WorkerRow"]
+
+_NUMBER: dict[str, int] = {outcome: number for number, outcome in enumerate(sql.OUTCOMES)}
+
+RECOVERY_BATCH = 100
+
+
+@attrs.frozen
+class Claim:
+    """One claimed job. Payload and carry are JSON text, decoded in the slot.
+
+    Attributes:
+        eligible: When it became due, in seconds since 1970.
+        waited: Seconds from then to the claim, on the database's clock.
+    """
+
+    id: uuid.UUID
+    kind: str
+    priority: Priority
+    run_count: int
+    failure_count: int
+    carry: str | None
+    eligible: float
+    waited: float
+    payload: str | None
+    trace: str | None
+
+
+@attrs.define
+class Ask:
+    """What to claim: one element per lane in the lists, and the positions of the rotation per tier.
+
+    Attributes:
+        tasks: A number per lane that is the same for the kind and its aliases in all tiers, since they share a cap.
+        rooms: How many more runs the lane's task may have.
+        depths: How many jobs to look at in the lane.
+        marks: Seconds since 1970 below which the lane is not looked at.
+        count: Most jobs to claim.
+    """
+
+    kinds: Sequence[str]
+    tiers: Sequence[int]
+    tasks: Sequence[int]
+    rooms: Sequence[int]
+    depths: Sequence[int]
+    marks: Sequence[float]
+    positions: tuple[Sequence[int], Sequence[int], Sequence[int]]
+    count: int
+
+
+@attrs.define
+class Ending:
+    """How one claim ends.
+
+    Attributes:
+        owner: The worker that holds the claim; another than the caller's in a recovery.
+        delay: Microseconds until the job is due again, for what goes back to pending.
+        duration: Microseconds that the handler ran.
+        evidence: JSON text; None for none.
+        carry: JSON text to store; None keeps the stored one.
+    """
+
+    id: uuid.UUID
+    kind: str
+    run_count: int
+    owner: uuid.UUID
+    outcome: JournalOutcome
+    delay: int = 0
+    duration: int = 0
+    note: str | None = None
+    traceback: str | None = None
+    evidence: str | None = None
+    carry: str | None = None
+
+
+@attrs.frozen
+class Unsettled:
+    """A claim whose end was not recorded.
+
+    Attributes:
+        ours: The claim still stands and was only locked: to be asked again.
+        done: An earlier try, whose answer was lost, has recorded this very end.
+    """
+
+    id: uuid.UUID
+    run_count: int
+    ours: bool
+    done: bool
+
+
+@attrs.frozen
+class Turn:
+    """The answer to one turn.
+
+    Attributes:
+        seen: How many jobs were there for the taking; more than were claimed when others hold some of them.
+    """
+
+    unsettled: Sequence[Unsettled]
+    claims: Sequence[Claim]
+    seen: int
+
+
+@attrs.frozen
+class Expired:
+    """A claim whose lease is over.
+
+    Attributes:
+        worker: Its owner in words, as ``host:pid``; None when nothing is known of it.
+        cancel: Whether somebody asked to cancel it.
+    """
+
+    id: uuid.UUID
+    kind: str
+    run_count: int
+    owner: uuid.UUID
+    failure_count: int
+    worker: str | None
+    cancel: bool
+
+
+@attrs.frozen
+class WorkerRow:
+    """What a worker says of itself."""
+
+    id: uuid.UUID
+    host: str
+    pid: int
+    slots: int
+    kinds: tuple[str, ...]
+    lease: dt.timedelta
+
+
+class Claiming:
+    """The worker's statements of one queue."""
+
+    def __init__(self, statements: sql.Sql, worker: WorkerRow) -> None:
+        self._sql = statements
+        self._worker = worker
+
+    def turn(self, session: Session, endings: Sequence[Ending], ask: Ask | None) -> Turn:
+        """Settle and claim, in one round trip and one commit.
+
+        The settle comes first, so that a turn that fails as a whole has claimed nothing.
+        """
+        again = any(ending.outcome not in ("completed", "dead", "cancelled") for ending in endings)
+        with session.pipeline():
+            if again:
+                run(session, self._sql(sql.ENTERED))
+            settled = self._send(session, endings, expired=False) if endings else None
+            claimed = run(session, self._sql(sql.CLAIM), self._claim(ask), prepare=True) if ask else None
+            if again:
+                run(session, self._sql(sql.RUNG))
+            unsettled = [Unsettled(*row) for row in settled.fetchall()] if settled else []
+            rows = claimed.fetchall() if claimed else []
+        claims = [Claim(row[1], row[2], Priority(row[3]), *row[4:]) for row in rows if row[1] is not None]
+        claims.sort(key=lambda claim: (claim.priority, claim.eligible))
+        return Turn(unsettled, claims, rows[0][0] if rows else 0)
+
+    def next_due(self, session: Session, kinds: Sequence[str], tiers: Sequence[int]) -> float | None:
+        """Seconds until the first unclaimed job of the lanes is due, negative when one is ready; None when there is none."""
+        seconds: float | None = run(session, self._sql(sql.NEXT_DUE), (list(kinds), list(tiers)), True).fetchall()[0][0]
+        return seconds
+
+    def settle(self, session: Session, endings: Sequence[Ending], *, expired: bool = False) -> list[Unsettled]:
+        """Record how claims end, in a transaction of its own.
+
+        Args:
+            expired: Only where the lease is over by the database's clock: a recovery.
+        """
+        with session.pipeline():
+            run(session, self._sql(sql.ENTERED))
+            settled = self._send(session, endings, expired=expired)
+            run(session, self._sql(sql.RUNG))
+            return [Unsettled(*row) for row in settled.fetchall()]
+
+    def renew(self, session: Session, claims: Sequence[tuple[uuid.UUID, int]]) -> list[tuple[uuid.UUID, bool, bool]]:
+        """Renew the leases of (id, run_count) pairs; for each the id, whether it was renewed, and whether it is still ours."""
+        ids, runs = _array(id_ for id_, _ in claims), _array(number for _, number in claims)
+        parameters = (ids, runs, self._worker.id, self._worker.lease, self._worker.id)
+        return run(session, self._sql(sql.RENEW), parameters, prepare=True).fetchall()
+
+    def expired(self, session: Session, *, everywhere: bool = False) -> list[Expired]:
+        """Up to 100 claims whose lease is over, the longest over first.
+
+        Args:
+            everywhere: Look at every live row, instead of where claims are known to stand.
+        """
+        depth = None
+        if not everywhere:
+            depth = int(run(session, self._sql(sql.SLOTS)).fetchall()[0][0]) + 1000
+        rows = run(session, self._sql(sql.EXPIRED), (depth, RECOVERY_BATCH)).fetchall()
+        return [
+            Expired(id_, kind, runs, owner, failures, f"{host}:{pid}" if host is not None else None, cancel)
+            for id_, kind, runs, owner, failures, host, pid, cancel in rows
+        ]
+
+    def heartbeat(self, session: Session) -> None:
+        """Say that this worker lives, and remove the rows of workers silent for ten leases."""
+        w = self._worker
+        with session.pipeline():
+            row = (w.id, w.host, w.pid, w.slots, list(w.kinds), w.lease)
+            run(session, self._sql(sql.HEARTBEAT), row, prepare=True)
+            run(session, self._sql(sql.PRUNE_WORKERS), (), prepare=True)
+
+    def leave(self, session: Session) -> None:
+        """Remove this worker's row."""
+        run(session, self._sql(sql.LEFT), (self._worker.id,))
+
+    def cancels(self, session: Session, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
+        """Cancel jobs that went back to pending after the request; give the (id, run_count) requests for the jobs named."""
+        with session.pipeline():
+            run(session, self._sql(sql.SWEEP_CANCELS), (), prepare=True)
+            told = run(session, self._sql(sql.TOLD), (_array(ids),), prepare=True)
+            return told.fetchall()
+
+    def _claim(self, ask: Ask) -> tuple[object, ...]:
+        high, normal, low = ask.positions
+        lanes = (_texts(ask.kinds), *map(_array, (ask.tiers, ask.tasks, ask.rooms, ask.depths, ask.marks)))
+        return (*lanes, *map(_array, (high, normal, low)), ask.count, self._worker.id, self._worker.lease)
+
+    def _send(self, session: Session, endings: Sequence[Ending], *, expired: bool) -> Rows:
+        details = (_details(number, ending) for number, ending in enumerate(endings, 1))
+        parameters = (
+            _array(ending.id for ending in endings),
+            _array(ending.run_count for ending in endings),
+            _array(ending.owner for ending in endings),
+            _array(_NUMBER[ending.outcome] for ending in endings),
+            _array(ending.delay for ending in endings),
+            _array(ending.duration for ending in endings),
+            f"[{','.join(filter(None, details))}]",
+            expired,
+            expired,
+        )
+        return run(session, self._sql(sql.SETTLE), parameters, prepare=True)
+
+
+def _details(number: int, ending: Ending) -> str:
+    """The rarer fields as one JSON object; an empty text when there are none."""
+    fields = [f'"{name}":{json.dumps(text)}' for name, text in (("note", ending.note), ("traceback", ending.traceback)) if text]
+    if ending.evidence is not None:
+        fields.append(f'"evidence":{ending.evidence}')
+    if ending.carry is not None:
+        # In an array, since a carry of null is not the same as none.
+        fields.append(f'"carry":[{ending.carry}]')
+    return f'{{"n":{number},{",".join(fields)}}}' if fields else ""
+
+
+def _array(values: Iterable[object]) -> str:
+    """An array literal of numbers or uuids; many times faster than adapting a list item by item."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _texts(values: Sequence[str]) -> str:
+    quoted = ('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values)
+    return "{" + ",".join(quoted) + "}"

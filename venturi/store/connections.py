@@ -1,0 +1,249 @@
+"""Connections: where they lead, what each session pins down, and a deadline for every wait."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import typing as t
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import adapt, conninfo, errors
+from psycopg.abc import PQGen
+from psycopg.rows import TupleRow
+
+from venturi.errors import ConfigError, SchemaError
+
+if t.TYPE_CHECKING:
+    from psycopg_pool import ConnectionPool
+
+__all__ = ["CALL_SECONDS", "Connection", "Pool", "Rows", "Session", "connect", "resolve", "run", "schema_errors"]
+
+Connection: t.TypeAlias = psycopg.Connection[t.Any]
+"""Any psycopg connection: whatever its row factory, cursor class and adapters are, they are left alone."""
+
+CALL_SECONDS = 30.0
+CONNECT_SECONDS = 10
+POOL_SECONDS = 10.0
+
+RV = t.TypeVar("RV")
+
+# What the statements rely on, whatever the role's or the database's defaults are. enable_seqscan and jit: see venturi.store.sql.
+_PINNED = {
+    "enable_seqscan": "off",
+    "jit": "off",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "timezone": "UTC",
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "statement_timeout": "30s",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "60s",
+}
+
+
+def resolve(dsn: str | None) -> str:
+    """The connection string to use: the argument, else VENTURI_DATABASE_URL, else DATABASE_URL, else libpq's PG* variables.
+
+    Raises:
+        ConfigError: The one that is set cannot be parsed; its text is not repeated, since it may hold a password.
+    """
+    for source, value in (
+        ("dsn", dsn),
+        ("VENTURI_DATABASE_URL", os.environ.get("VENTURI_DATABASE_URL")),
+        ("DATABASE_URL", os.environ.get("DATABASE_URL")),
+    ):
+        if value is None or (value == "" and source != "dsn"):
+            continue
+        if not isinstance(value, str):
+            raise ConfigError(f"{source} must be a connection string, not {type(value).__name__}")
+        try:
+            conninfo.conninfo_to_dict(value)
+        except psycopg.ProgrammingError:
+            raise ConfigError(f"{source} is no connection string that libpq understands") from None
+        return value
+    return ""
+
+
+class Session(psycopg.Connection[TupleRow]):
+    """A connection of our own. Every wait for the server ends, if need be with an OperationalError.
+
+    Attributes:
+        patience: Gives the longest wait, in seconds, from now.
+    """
+
+    patience: Callable[[], float] = staticmethod(lambda: CALL_SECONDS)
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        limit = self.patience() if timeout is None else timeout
+        try:
+            return super().wait(gen, interval, max(0.001, limit))
+        except errors._WaitTimeout as error:  # pyright: ignore[reportPrivateUsage] - psycopg asks callers to convert it
+            if timeout is not None:
+                raise
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"the server did not answer within {limit:.1f} s") from error
+
+
+def connect(dsn: str, *, name: str, pooler: bool = False, patience: Callable[[], float] | None = None) -> Session:
+    """Open a session in autocommit mode.
+
+    Args:
+        dsn: Where to.
+        name: Its application_name, unless the connection string gives one.
+        pooler: Leave out everything that needs a session of one's own: settings and prepared statements.
+        patience: Gives the longest wait in seconds. Default: None, always 30.
+    """
+    session = Session.connect(
+        dsn,
+        autocommit=True,
+        prepare_threshold=None if pooler else 5,
+        **_parameters(dsn, name),
+    )
+    if patience is not None:
+        session.patience = patience
+    try:
+        _prepare_session(session, pooler)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _parameters(dsn: str, name: str) -> dict[str, t.Any]:
+    given = conninfo.conninfo_to_dict(dsn)
+    wanted: dict[str, t.Any] = {
+        "application_name": name,
+        "connect_timeout": CONNECT_SECONDS,
+        "client_encoding": "UTF8",
+        "keepalives_idle": 15,
+        "keepalives_interval": 5,
+        "keepalives_count": 4,
+        "tcp_user_timeout": 30_000,
+    }
+    return {key: value for key, value in wanted.items() if key not in given or key == "client_encoding"}
+
+
+def _prepare_session(session: Session, pooler: bool) -> None:
+    if pooler:
+        # A pooler hands out sessions by transaction, so that each transaction says for itself what it needs.
+        session.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return
+    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _PINNED.items())
+    session.execute(f"SELECT {settings}".encode(), prepare=False)
+
+
+class Rows(psycopg.Cursor[TupleRow]):
+    """A cursor that reads and writes values as psycopg does by default, on a connection that may do otherwise."""
+
+    @property
+    def adapters(self) -> adapt.AdaptersMap:
+        return psycopg.adapters
+
+
+def run(connection: Connection, query: bytes, parameters: tuple[t.Any, ...] = (), prepare: bool | None = None) -> Rows:
+    """Run one statement on any connection; the rows of the cursor returned are tuples."""
+    cursor = Rows(connection)
+    cursor.execute(query, parameters, prepare=prepare)
+    return cursor
+
+
+@contextmanager
+def schema_errors(schema: str) -> Iterator[None]:
+    """Turn the error of a queue that was never migrated into one that says what to do."""
+    try:
+        yield
+    except (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn) as error:
+        raise SchemaError(f"the schema {schema!r} holds no queue of this version: run `venturi migrate`: {error}") from error
+
+
+class Pool:
+    """The producers' connections: opened at need, checked before use, and never carried over a fork.
+
+    Args:
+        dsn: Where to; resolved at the first use.
+        size: Most connections at once.
+        pooler: Whether a transaction pooler stands between.
+    """
+
+    def __init__(self, dsn: str | None, size: int, pooler: bool) -> None:
+        self._dsn = dsn
+        self._size = size
+        self._pooler = pooler
+        self._lock = threading.Lock()
+        self._pool: ConnectionPool[Session] | None = None
+        self._pid = 0
+        # A pool inherited over a fork belongs to the parent: it is neither used nor closed here, only kept from being collected.
+        self._inherited: list[object] = []
+
+    @contextmanager
+    def connection(self) -> Iterator[Session]:
+        """A connection in autocommit mode, for the time of the block.
+
+        Raises:
+            psycopg.OperationalError: None could be had within 10 s.
+        """
+        pool = self._open()
+        session = pool.getconn(POOL_SECONDS)
+        try:
+            yield session
+        except (psycopg.OperationalError, psycopg.InternalError):
+            # InternalError: after a failover the server may have become read-only.
+            session.close()
+            raise
+        finally:
+            pool.putconn(session)
+
+    def close(self) -> None:
+        """Close the connections; the next use opens new ones."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            if pool is not None and self._pid != os.getpid():
+                self._inherited.append(pool)
+                return
+        if pool is not None:
+            pool.close()
+
+    def _open(self) -> ConnectionPool[Session]:
+        if self._pool is not None and self._pid == os.getpid():
+            return self._pool
+        from psycopg_pool import ConnectionPool
+
+        with self._lock:
+            if self._pool is not None and self._pid != os.getpid():
+                self._inherited.append(self._pool)
+                self._pool = None
+            if self._pool is None:
+                dsn = resolve(self._dsn)
+                self._pid = os.getpid()
+                self._pool = ConnectionPool(
+                    dsn,
+                    connection_class=Session,
+                    kwargs={
+                        "autocommit": True,
+                        "prepare_threshold": None if self._pooler else 5,
+                        **_parameters(dsn, "venturi producer"),
+                    },
+                    min_size=0,
+                    max_size=self._size,
+                    open=True,
+                    name="venturi",
+                    timeout=POOL_SECONDS,
+                    max_idle=300,
+                    configure=lambda session: _prepare_session(session, self._pooler),
+                    check=_check,
+                )
+            return self._pool
+
+
+def _check(session: Session) -> None:
+    """Refuse a session that the server has closed: an idle one has nothing to say, unless it says goodbye. No round trip."""
+    poll = select.poll()
+    poll.register(session.fileno(), select.POLLIN)
+    if poll.poll(0):
+        session.close()
+        raise psycopg.OperationalError("the server closed this idle connection")
+
