@@ -9,7 +9,9 @@ import typing as t
 from venturi.errors import ConfigError
 from venturi.values import Priority
 
-__all__ = ["delay", "instant", "priority", "schema", "seconds", "whole"]
+__all__ = ["delay", "flag", "fraction", "instance", "instant", "priority", "schema", "seconds", "whole"]
+
+T = t.TypeVar("T")
 
 
 def seconds(option: str, value: object, low: float, high: float = math.inf, *, above: bool = False) -> float:
@@ -73,6 +75,17 @@ def flag(option: str, value: object) -> bool:
     return value
 
 
+def instance(option: str, value: object, cls: type[T]) -> T:
+    """The value of an option that takes an object.
+
+    Raises:
+        ConfigError: It is of another class.
+    """
+    if not isinstance(value, cls):
+        raise ConfigError(f"{option}={value!r}: must be a {cls.__qualname__}")
+    return value
+
+
 def instant(option: str, value: object) -> dt.datetime:
     """A point in time, aware.
 
@@ -106,7 +119,7 @@ def priority(option: str, value: object) -> Priority:
     """
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2:
         return Priority(value)
-    names = ", ".join(f"{member.name} {member.value}" for member in t.cast("type[Priority]", Priority))
+    names = ", ".join(f"{member.name} {member.value}" for member in Priority)
     raise ConfigError(f"{option}={value!r}: must be one of {names}")
 
 

@@ -135,6 +135,11 @@ class Registry:
         except KeyError:
             raise UnknownKindError(kind) from None
 
+    def names(self, kind: str) -> tuple[str, ...]:
+        """The kind with its aliases, as far as its task class is known here."""
+        task = self._tasks.get(kind)
+        return (kind,) if task is None else task.kinds
+
     def __iter__(self) -> Iterator[Bound]:
         """The bound handlers, each once."""
         return iter({id(bound): bound for bound in self._bound.values()}.values())

@@ -1,15 +1,15 @@
 """A PostgreSQL server of one's own for tests and demos: started here, and gone with the processes that use it.
 
-`server()` gives a throw-away server, `server("demo")` one that keeps its data, and `database()` the connection string of
-the first there is of an explicit one, the programs of the ``embedded`` extra and a PostgreSQL installed on the machine.
+`server()` gives a throw-away server, `server("demo")` one that keeps its data, and `database()` the connection string
+of the first there is of an explicit one, the programs of the extra ``embedded`` and a PostgreSQL on the machine.
 
-It works on Linux and macOS, as root and as an ordinary user. The server listens on a socket in a directory that only its
-account and root can enter, and so needs no password. For root it runs as ``postgres``, ``nobody`` or the user id 65534; no
-account is made and no directory of others is opened up. Where that account cannot reach the programs, they are copied to
-/var/cache/venturi.
+It works on Linux and macOS, as root and as an ordinary user. The server listens on a socket in a directory that only
+its account and root can enter, and so needs no password. For root it runs as ``postgres``, ``nobody`` or the user id
+65534; no account is made and no directory of others is opened up. Where that account cannot reach the programs, they
+are copied to /var/cache/venturi.
 
-The process that asked for a server, and those that it forks, are its users. It ends with the last of them, even a killed
-one; `venturi.embedded.guard` says how.
+The process that asked for a server, and those that it forks, are its users. It ends with the last of them, even a
+killed one; `venturi.embedded.guard` says how.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def database(dsn: str | None = None, *, name: str | None = None) -> cabc.Generat
     """The connection string of the first there is: an explicit one, the embedded server's, an installed PostgreSQL's.
 
     Args:
-        dsn: An explicit connection string. Default: None, VENTURI_DATABASE_URL, else DATABASE_URL, else a private server.
+        dsn: An explicit connection string. Default: None, VENTURI_DATABASE_URL, else DATABASE_URL, else a private
+            server's.
         name: Name of the private server, which keeps its data. Default: None, a throw-away one.
 
     Raises:
@@ -72,8 +73,8 @@ def server(
             wait for the disk.
         directory: The directory that holds the folders of named servers. Default: None, ``venturi`` in XDG_DATA_HOME or
             ~/.local/share, and for root /var/lib/venturi, as the server's account could not enter root's home.
-        tcp: Listen on a free port of 127.0.0.1 as well, with a password that is in the connection string; for throw-away
-            servers. Default: False.
+        tcp: Listen on a free port of 127.0.0.1 as well, with a password that is in the connection string. Not for
+            named servers. Default: False.
         settings: Settings of PostgreSQL, which apply if the server is started here. Default: None, no others.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which PostgreSQL to run, and as whom: the embedded wheel's or one of the machine, as ourselves or, for root, as nobody."""
+"""Which PostgreSQL to run, and as whom: the embedded wheel's or the machine's, as ourselves or, for root, as nobody."""
 
 from __future__ import annotations
 

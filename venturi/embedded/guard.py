@@ -6,10 +6,10 @@ Three files in a server's folder are locked with flock, which the kernel undoes 
 - ``alive``: shared, by every process of the server itself, which inherit it; free means that none is left.
 - ``start``: exclusive, by the one that is starting the server.
 
-A user first takes ``users``, then launches a guard, and then starts the server unless it runs already. So a guard is there
-before there is anything to end, and killing a user between any two steps leaves nothing behind. A user that comes while a
-guard ends the server waits for ``users``, and then starts the server anew. Several guards do no harm: the last ones find
-nothing to do.
+A user first takes ``users``, then launches a guard, and then starts the server unless it runs already. So a guard is
+there before there is anything to end, and killing a user between any two steps leaves nothing behind. A user that comes
+while a guard ends the server waits for ``users``, and then starts the server anew. Several guards do no harm: the last
+ones find nothing to do.
 
 A guard runs this file by its path with nothing but the standard library, so that it is there within milliseconds.
 """
@@ -70,7 +70,7 @@ def postmaster(folder: pathlib.Path) -> int | None:
 
 
 def stop(folder: pathlib.Path, how: signal.Signals, patience: float = 10.0) -> bool:
-    """Stop the server, harder each time that the patience runs out: with the signal given, as in a crash, by killing it.
+    """Stop the server with a signal, and when the patience runs out as in a crash, and then by killing it.
 
     Args:
         folder: The server's.

@@ -106,8 +106,8 @@ class Server:
         """Stop the server and return when none of its processes is left; `start` starts it again.
 
         Args:
-            mode: ``fast`` ends every session and shuts down in order, ``immediate`` is a crash, with a recovery at the next
-                start. A server that does not heed it in 10 seconds is stopped harder. Default: ``fast``.
+            mode: ``fast`` ends every session and shuts down in order, ``immediate`` is a crash, with a recovery at the
+                next start. A server that does not heed it in 10 seconds is stopped harder. Default: ``fast``.
 
         Raises:
             ConfigError: There is no such mode.

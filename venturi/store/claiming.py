@@ -152,9 +152,14 @@ class WorkerRow:
 
 
 class Claiming:
-    """The worker's statements of one queue."""
+    """The worker's statements of one queue.
+
+    Attributes:
+        owner: The id that this worker's claims carry.
+    """
 
     def __init__(self, statements: sql.Sql, worker: WorkerRow) -> None:
+        self.owner = worker.id
         self._sql = statements
         self._worker = worker
 

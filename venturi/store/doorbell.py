@@ -28,7 +28,7 @@ from __future__ import annotations
 from venturi.store import sql
 from venturi.store.connections import Session, run
 
-__all__ = ["leave", "listen", "park"]
+__all__ = ["leave", "listen", "park", "quiet"]
 
 
 def listen(session: Session, statements: sql.Sql) -> None:
@@ -36,12 +36,18 @@ def listen(session: Session, statements: sql.Sql) -> None:
     run(session, statements(sql.LISTEN))
 
 
-def park(session: Session, statements: sql.Sql) -> bool:
-    """Hold PARKED, and say whether the worker may sleep after one more claim."""
-    held = run(session, statements(sql.PARK)).fetchall()[0][0]
-    return bool(held) and bool(run(session, statements(sql.QUIET)).fetchall()[0][0])
+def park(session: Session, statements: sql.Sql) -> bool | None:
+    """Take PARKED; whether the worker may sleep after one more claim. None: not even PARKED was to be had just now."""
+    if not run(session, statements(sql.PARK)).fetchall()[0][0]:
+        return None
+    return quiet(session, statements)
+
+
+def quiet(session: Session, statements: sql.Sql) -> bool:
+    """Whether every producer that looked before PARKED was taken has ended its transaction."""
+    return bool(run(session, statements(sql.QUIET)).fetchall()[0][0])
 
 
 def leave(session: Session, statements: sql.Sql) -> None:
-    """Let go of PARKED as often as it was taken."""
+    """Let go of PARKED."""
     run(session, statements(sql.LEAVE))

@@ -51,7 +51,7 @@ class Looking:
     def journal(self, connection: Connection, id: uuid.UUID, newest: int | None = None) -> list[Entry]:
         """A job's entries, oldest first; all of them, or the newest ones."""
         rows = run(connection, self._sql(sql.JOURNAL), (id, newest)).fetchall()
-        return [Entry(*row[:6], _utc(row[6]), *row[7:11], _parsed(row[11])) for row in rows]
+        return [_entry(row) for row in rows]
 
     def stats(self, connection: Connection) -> Stats:
         """One snapshot of the queue."""
@@ -109,6 +109,13 @@ def _job(row: tuple[t.Any, ...]) -> Job:
     return Job(
         id_, kind, status, Priority(priority), _parsed(payload), _parsed(carry), key, runs, failures,
         _utc(created), _utc(visible), owner, _utc(lease), _utc(finished),
+    )  # fmt: skip
+
+
+def _entry(row: tuple[t.Any, ...]) -> Entry:
+    id_, job, kind, run_no, failures, outcome, recorded, duration, worker, note, trace, evidence = row
+    return Entry(
+        id_, job, kind, run_no, failures, outcome, _utc(recorded), duration, worker, note, trace, _parsed(evidence)
     )  # fmt: skip
 
 

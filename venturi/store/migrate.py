@@ -270,6 +270,7 @@ def _backend(conninfo: str, schema: str, files: Sequence[_File]) -> t.Any:
     Its own lock outlives a holder that died, its records commit apart from the migration, its tables lie wherever the
     search_path points, and it reads connection URLs in a way of its own.
     """
+    # Imported here, since only those who migrate should pay for it.
     yoyo = importlib.import_module("yoyo.backends.core.postgresql")
     digest = importlib.import_module("yoyo.migrations").get_migration_hash
     records = {file.name: _render(file.record, schema).encode() for file in files}
@@ -308,7 +309,7 @@ def _backend(conninfo: str, schema: str, files: Sequence[_File]) -> t.Any:
 
 
 def _migrations(files: Sequence[_File], schema: str) -> t.Any:
-    """The files as yoyo's own objects, which it would otherwise make of files in a folder that name no schema."""
+    """The files as yoyo's own objects; by itself it reads only folders on disk, and files that name their schema."""
     yoyo = importlib.import_module("yoyo.migrations")
     migrations = yoyo.MigrationList()
     for file in files:

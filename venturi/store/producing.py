@@ -186,7 +186,8 @@ class Producing:
         )
         rows = (f"{job.id}\t{_escaped(job.kind)}\t{int(job.priority)}\t{job.visible_at}\n" for job in jobs)
         for statement, lines in ((sql.COPY_JOBS, bodies), (sql.COPY_LIVE, rows)):
-            with Rows(connection).copy(self._sql(statement), ()) as copy:
+            # COPY takes no parameters, so that its percent signs stand for themselves.
+            with Rows(connection).copy(self._sql(statement).replace(b"%%", b"%")) as copy:
                 for block in _blocks(lines):
                     copy.write(block)
 

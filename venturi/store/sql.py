@@ -10,11 +10,15 @@ lateral look-up with LIMIT, or by ctid, never as one side of a join on an indexe
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 
-__all__ = ["LATEST", "OUTCOMES", "Sql", "key64"]
+__all__ = ["LATEST_INSTANT", "OUTCOMES", "Sql", "key64"]
 
-LATEST = "'9999-12-01 00:00 UTC'::timestamptz"
+LATEST_INSTANT = dt.datetime(9999, 12, 1, tzinfo=dt.UTC)
+"""Later instants stop here, so that every one can be read back as a datetime in any time zone."""
+
+LATEST = f"'{LATEST_INSTANT.isoformat()}'::timestamptz"
 
 OUTCOMES = ("completed", "paused", "retried", "dead", "recovered", "released", "merged", "cancelled", "requeued")
 """The outcomes by their number in the journal."""

@@ -1,0 +1,248 @@
+"""One enqueue with dedup keys: find what is pending, let the tasks decide, and write what comes of it.
+
+All of it happens in one transaction, in the caller's thread, under locks on the keys. A batch leaves exactly what its tasks
+would leave one by one: a task may merge into a job that an earlier task of the same batch inserts.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import typing as t
+import uuid
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from venturi import checks, codec
+from venturi.carry import read_carry, write_carry
+from venturi.context import Pending
+from venturi.errors import PayloadError
+from venturi.outcome import Combine, Independent, Keep, Replace
+from venturi.store.connections import Connection
+from venturi.store.producing import Candidate, MergeEntry, Merged, NewJob, Producing
+from venturi.store.sql import LATEST_INSTANT
+from venturi.task import TaskType
+from venturi.values import Action, Entry, Priority, Receipt
+
+__all__ = ["Merging", "Request"]
+
+logger = logging.getLogger("venturi.queue")
+
+
+@attrs.frozen
+class Request:
+    """One task to be enqueued, encoded.
+
+    Attributes:
+        job: The job that it becomes unless it is merged.
+    """
+
+    task: t.Any
+    type: TaskType
+    job: NewJob
+
+
+@attrs.define
+class _Held:
+    """A pending job as the batch has left it so far: one from the table, or one that the batch itself inserts."""
+
+    task: t.Any
+    payload: str
+    carry: str | None
+    run_count: int
+    failure_count: int
+    priority: Priority
+    visible_at: dt.datetime
+    id: uuid.UUID
+    trace: str | None = None
+    candidate: Candidate | None = None
+    inserted: NewJob | None = None
+    changed: bool = False
+
+
+class Merging:
+    """One call of enqueue or enqueue_many.
+
+    Args:
+        producing: The statements.
+        connection: Where they run, inside a transaction.
+        history: Reads the newest entries of a job.
+        at: When the tasks are due; None: ``delay`` from now.
+    """
+
+    def __init__(
+        self,
+        producing: Producing,
+        connection: Connection,
+        history: Callable[[uuid.UUID], list[Entry]],
+        at: dt.datetime | None,
+        delay: dt.timedelta,
+    ) -> None:
+        self._producing = producing
+        self._connection = connection
+        self._history = history
+        self._at = at
+        self._delay = delay
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._inserts: list[NewJob] = []
+        self._entries: list[MergeEntry] = []
+        self._sooner = False
+        self._now = dt.datetime.min
+
+    def store(self, requests: Sequence[Request]) -> list[Receipt]:
+        """Write the requests; a receipt for each, in order."""
+        self._now = self._producing.enter(self._connection)
+        self._find([request for request in requests if request.job.dedup_key is not None])
+        last = len(requests) - 1
+        receipts = [self._place(request, self._due(last - n)) for n, request in enumerate(requests)]
+        self._write()
+        return receipts
+
+    def _due(self, before_last: int) -> dt.datetime:
+        """When a task is due. The tasks of a batch follow each other by a microsecond, the last one at the time asked for."""
+        due = self._at or self._later(self._delay)
+        return min(max(due, self._now), LATEST_INSTANT) - dt.timedelta(microseconds=before_last)
+
+    def _later(self, delay: dt.timedelta) -> dt.datetime:
+        delay = max(delay, dt.timedelta(0))
+        return LATEST_INSTANT if delay > LATEST_INSTANT - self._now else self._now + delay
+
+    def _find(self, requests: Sequence[Request]) -> None:
+        """Lock the keys, and take hold of the oldest decodable pending job of each."""
+        wanted = {(r.type.kind, t.cast(str, r.job.dedup_key)): r.type for r in requests}
+        if not wanted:
+            return
+        self._producing.lock(self._connection, list(wanted))
+        missing = list(wanted.items())
+        passed: list[uuid.UUID] = []
+        while missing:
+            asked = [(n, kind, key) for n, ((_, key), type_) in enumerate(missing) for kind in type_.kinds]
+            found = self._producing.candidates(self._connection, asked, passed)
+            undecodable: list[tuple[tuple[str, str], TaskType]] = []
+            for n, candidate in found.items():
+                slot, type_ = missing[n]
+                held = _decoded(candidate, type_)
+                if held is None:
+                    passed.append(candidate.id)
+                    undecodable.append((slot, type_))
+                else:
+                    self._held[slot] = held
+            missing = undecodable
+
+    def _place(self, request: Request, due: dt.datetime) -> Receipt:
+        job = request.job
+        slot = None if job.dedup_key is None else (request.type.kind, job.dedup_key)
+        held = None if slot is None else self._held.get(slot)
+        decision = Independent() if held is None else self._decide(request, held)
+        if held is None or isinstance(decision, Independent):
+            job.visible_at = due
+            self._inserts.append(job)
+            self._sooner = True
+            if slot is not None and held is None:
+                self._held[slot] = _Held(
+                    request.task, job.payload, None, 0, 0, job.priority, due, job.id, job.trace, inserted=job
+                )
+            return Receipt(job.id, "inserted")
+        return Receipt(held.id, self._apply(request, held, decision, due))
+
+    def _decide(self, request: Request, held: _Held) -> t.Any:
+        merge = getattr(request.task, "merge", None)
+        if not callable(merge):
+            return Replace()
+        pending = Pending[t.Any, t.Any](
+            id=held.id,
+            task=held.task,
+            carry=read_carry(held.carry, request.type),
+            run_count=held.run_count,
+            failure_count=held.failure_count,
+            priority=held.priority,
+            visible_at=held.visible_at,
+            history=lambda: self._history(held.id),
+        )
+        decision = merge(pending)
+        if not isinstance(decision, (Keep, Replace, Combine, Independent)):
+            raise TypeError(
+                f"{type(request.task).__qualname__}.merge() must return Keep, Replace, Combine or Independent, "
+                f"not {type(decision).__name__}"
+            )
+        return decision
+
+    def _apply(self, request: Request, held: _Held, decision: t.Any, due: dt.datetime) -> Action:
+        before = (held.priority, held.visible_at)
+        action: Action = "kept"
+        if isinstance(decision, Replace):
+            held.task, held.payload = request.task, request.job.payload
+            held.carry, held.failure_count, held.priority = None, 0, request.job.priority
+            action = "replaced"
+        elif isinstance(decision, Combine):
+            self._combine(request, held, decision)
+            action = "combined"
+        if action != "kept":
+            held.visible_at = self._merged_due(decision.delay, held.visible_at, due)
+            held.trace, held.changed = request.job.trace, True
+            self._sooner |= held.visible_at < before[1] or held.priority < before[0]
+        self._note(request, held, type(decision).__name__, before)
+        return action
+
+    def _combine(self, request: Request, held: _Held, decision: Combine[t.Any]) -> None:
+        type_ = request.type
+        if type(decision.task) is not type_.cls:
+            raise TypeError(f"Combine(task=...) must hold a {type_.cls.__qualname__}, not {type(decision.task).__name__}")
+        held.task, held.payload = decision.task, codec.encode(decision.task, type_.cls)
+        if decision.carry is not attrs.NOTHING:
+            held.carry = write_carry(decision.carry, type_)
+        wanted = decision.priority
+        held.priority = request.job.priority if wanted is None else checks.priority("priority", wanted)
+
+    def _merged_due(self, delay: dt.timedelta | None, existing: dt.datetime, asked: dt.datetime) -> dt.datetime:
+        if delay is None:
+            return min(existing, asked)
+        return self._later(checks.delay("delay", delay))
+
+    def _note(self, request: Request, held: _Held, decision: str, before: tuple[Priority, dt.datetime]) -> None:
+        evidence = {
+            "priority": [int(before[0]), int(held.priority)],
+            "visible_at": [before[1].isoformat(), held.visible_at.isoformat()],
+        }
+        self._entries.append(
+            MergeEntry(
+                held.id, held.run_count, held.failure_count, request.type.kind, decision, json.dumps(evidence)
+            )
+        )
+
+    def _write(self) -> None:
+        changed = [held for held in self._held.values() if held.changed]
+        for held in changed:
+            if (job := held.inserted) is not None:
+                job.payload, job.carry, job.trace = held.payload, held.carry, held.trace
+                job.priority, job.visible_at = held.priority, held.visible_at
+        stored = [
+            Merged(h.candidate, h.payload, h.carry, h.failure_count, h.priority, h.visible_at, h.trace)
+            for h in changed
+            if h.candidate is not None
+        ]
+        if self._inserts:
+            self._producing.insert_many(self._connection, self._inserts, self._now)
+        if stored:
+            self._producing.merge(self._connection, stored)
+        if self._entries:
+            self._producing.record(self._connection, self._entries)
+        if self._sooner:
+            self._producing.ring(self._connection)
+
+
+def _decoded(candidate: Candidate, type_: TaskType) -> _Held | None:
+    """The candidate with its task; None, and a log line, when payload or carry cannot be decoded by this version of the code."""
+    try:
+        task: t.Any = codec.decode(candidate.payload, type_.cls)
+        read_carry(candidate.carry, type_)
+    except PayloadError as error:
+        logger.warning(
+            "job %s of kind %s cannot be merged into: %s", candidate.id, type_.kind, error.path,
+            extra={"job": str(candidate.id), "kind": type_.kind},
+        )  # fmt: skip
+        return None
+    c = candidate
+    return _Held(task, c.payload, c.carry, c.run_count, c.failure_count, c.priority, c.visible_at, c.id, candidate=c)

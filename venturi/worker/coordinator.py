@@ -1,0 +1,342 @@
+"""The loop that claims and settles, on the thread that called ``work()``.
+
+Each turn takes every run that has ended, settles all of them, and claims into the slots that are free, in one round trip and one
+commit. A worker with little to do settles at once; a busy one batches by itself, because runs end while it waits for
+the answer. There is no timer and no knob.
+
+With nothing to claim it goes through three states, each of which ends as soon as something is claimed:
+
+lingering  for 50 ms it looks again after a quarter of the time that it has been lingering. Nobody notifies it meanwhile, so
+           that producers with workers that keep up pay for no notification. It lingers up to 1 s when it was woken
+           as soon as it had parked.
+parking    it asks the listener for PARKED (`venturi.store.doorbell`), and polls, ever slower, while that is not safe
+parked     it has claimed once more, and sleeps until a notification, the next due time, or the poll interval
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+import typing as t
+import uuid
+from collections.abc import Callable, Sequence
+
+import attrs
+import psycopg
+
+from venturi.context import Cancellation
+from venturi.registry import Registry
+from venturi.store.claiming import Claim, Claiming, Ending, Unsettled
+from venturi.store.connections import Session
+from venturi.telemetry import Telemetry
+from venturi.worker.flight import Flight, Inbox, Run
+from venturi.worker.lanes import Lanes
+from venturi.worker.listener import Listener, Parking
+from venturi.worker.marks import Marks
+from venturi.worker.outages import Outages, Retry
+from venturi.worker.settings import Settings
+from venturi.worker.slots import Slots
+from venturi.worker.threads import Part
+
+__all__ = ["Coordinator"]
+
+logger = logging.getLogger("venturi.worker")
+
+LINGER = 0.05
+LONGEST_LINGER = 1.0
+RESTLESS = 0.1
+"""Woken within so many seconds of parking: parking did not pay."""
+
+
+class Coordinator:
+    """Claims and settles for one worker.
+
+    Args:
+        connect: Opens its session.
+        listener: None where nothing can be listened to: the worker polls.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Session],
+        claiming: Claiming,
+        registry: Registry,
+        lanes: Lanes,
+        marks: Marks,
+        slots: Slots,
+        flight: Flight,
+        inbox: Inbox,
+        listener: Listener | None,
+        settings: Settings,
+        telemetry: Telemetry,
+        outages: Outages,
+    ) -> None:
+        self.settled = 0
+        self._part = Part("coordinator", connect, outages, Retry(0.1, 5.0))
+        self._claiming = claiming
+        self._registry = registry
+        self._lanes = lanes
+        self._marks = marks
+        self._slots = slots
+        self._flight = flight
+        self._inbox = inbox
+        self._listener = listener
+        self._settings = settings
+        self._telemetry = telemetry
+        self._claims = True
+        self._ended: list[Run] = []
+        # Monotonic instants: of the next look for jobs, since when there are none, and before which the database is left alone.
+        self._look_at = 0.0
+        self._dry_since: float | None = None
+        self._trouble_until = 0.0
+        self._locked_until = 0.0
+        self._linger = LINGER
+        self._parked_at: float | None = None
+        self._park_retry = Retry(0.02, 1.0)
+        self._contested = False
+
+    # --- The loop
+
+    def step(self, longest: float) -> None:
+        """Wait for something to do, at most ``longest`` seconds, and do it."""
+        ended, called = self._inbox.take(min(longest, self._patience()))
+        self._ended.extend(self._recordable(ended))
+        if called:
+            self._called()
+        now = time.monotonic()
+        if now < self._trouble_until:
+            return
+        looks = self._claims and now >= self._look_at and self._lanes.room()
+        if (self._ended and now >= self._locked_until) or looks:
+            self._trouble_until = now + wait if (wait := self._part.attempt(self._turn)) else 0.0
+
+    def stop_claiming(self) -> None:
+        """From now on only settle."""
+        self._claims = False
+        if self._listener is not None:
+            self._listener.leave()
+
+    def busy(self) -> bool:
+        """Whether there are runs in flight, or ends of runs to be recorded."""
+        return bool(self._ended) or len(self._flight) > 0
+
+    def release(self) -> list[Run]:
+        """Give the claims of all handlers that still run back, in one statement; the runs concerned."""
+        stragglers = [run for run in self._flight.all() if run not in self._ended]
+        endings = [
+            Ending(
+                run.claim.id, run.claim.kind, run.claim.run_count, self._claiming.owner, "released",
+                note="the worker stopped while the handler ran",
+            )
+            for run in stragglers
+        ]  # fmt: skip
+        released: list[Run] = []
+
+        def give_back() -> None:
+            unsettled = {u.id for u in self._claiming.settle(self._part.session(), endings)} if endings else set[uuid.UUID]()
+            released.extend(run for run in stragglers if run.claim.id not in unsettled)
+
+        self._part.attempt(give_back)
+        for run in stragglers:
+            self._flight.remove(run)
+        for run in released:
+            self._telemetry.count("venturi.released", venturi__kind=run.claim.kind)
+        return released
+
+    def unsettled(self) -> list[uuid.UUID]:
+        """Runs whose end could not be recorded."""
+        return [run.claim.id for run in self._ended]
+
+    def refused(self, run: Run, why: str) -> None:
+        """Note that the result of a run is not recorded."""
+        self._telemetry.count("venturi.lost_claims", venturi__kind=run.claim.kind)
+        logger.warning(
+            "job %s of kind %s: the result of run %d is not recorded, its claim was %s",
+            run.claim.id, run.claim.kind, run.claim.run_count, why, extra=_tags(run),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the session."""
+        self._part.disconnect()
+
+    def _patience(self) -> float:
+        """Seconds until there is something to do even if nothing happens."""
+        now = time.monotonic()
+        moments = [math.inf]
+        if self._ended:
+            moments.append(self._locked_until)
+        if self._claims and self._lanes.room():
+            moments.append(self._look_at)
+        return min(max(min(moments), self._trouble_until) - now, 30.0)
+
+    def _recordable(self, ended: Sequence[Run]) -> list[Run]:
+        """The runs whose end is to be recorded; what was released meanwhile, or gave way, is let go."""
+        kept: list[Run] = []
+        for run in ended:
+            if not self._flight.holds(run):
+                self.refused(run, "released")
+            elif run.ending is None:
+                self._let_go(run)
+                self.refused(run, "lost")
+            else:
+                kept.append(run)
+        return kept
+
+    def _called(self) -> None:
+        """Something may have come: look again, at everything."""
+        self._look_at = 0.0
+        self._marks.ignore()
+        if self._parked_at is not None and time.monotonic() - self._parked_at < RESTLESS:
+            self._linger = min(self._linger * 2, LONGEST_LINGER)
+
+    # --- A turn
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        runs = self._ended if now >= self._locked_until else []
+        endings = [t.cast(Ending, run.ending) for run in runs]
+        ask = self._lanes.ask(now, [run.claim.kind for run in runs]) if self._claims else None
+        session = self._part.session()
+        try:
+            turn = self._claiming.turn(session, endings, ask)
+        except psycopg.OperationalError:
+            self._telemetry.count("venturi.settle_errors", bool(endings))
+            raise
+        except psycopg.Error:
+            self._telemetry.count("venturi.settle_errors", bool(endings))
+            if not endings:
+                raise
+            self._settle_apart(runs)
+            return
+        self._settled(runs, turn.unsettled)
+        self._start(turn.claims, now)
+        if ask is not None:
+            self._looked(len(turn.claims), ask.count, turn.seen)
+
+    def _settled(self, runs: Sequence[Run], unsettled: Sequence[Unsettled]) -> None:
+        if not runs:
+            return
+        answers = {(answer.id, answer.run_count): answer for answer in unsettled}
+        still: list[Run] = []
+        for run in runs:
+            answer = answers.get((run.claim.id, run.claim.run_count))
+            if answer is not None and answer.ours:
+                still.append(run)
+                continue
+            self._let_go(run)
+            if answer is None or answer.done:
+                self._recorded(run)
+            else:
+                self.refused(run, "lost")
+        self._ended = still
+        self._locked_until = time.monotonic() + random.uniform(0.05, 0.1) if still else 0.0
+
+    def _settle_apart(self, runs: Sequence[Run]) -> None:
+        """Settle one by one, when the database refuses something in the batch; what it refuses is recorded in reduced form."""
+        for run in list(runs):
+            ending = t.cast(Ending, run.ending)
+            session = self._part.session()
+            try:
+                answer = self._claiming.settle(session, [ending])
+            except psycopg.OperationalError:
+                raise
+            except psycopg.Error as error:
+                run.ending = _reduced(ending, error)
+                answer = self._claiming.settle(self._part.session(), [run.ending])
+            rest = [other for other in self._ended if other is not run]
+            self._settled([run], answer)
+            self._ended = rest + self._ended
+
+    def _start(self, claims: Sequence[Claim], sent: float) -> None:
+        runs = [
+            Run(claim, self._registry.find(claim.kind), Cancellation(sent + self._settings.lease)) for claim in claims
+        ]
+        self._lanes.claimed(claims)
+        self._flight.add(runs)
+        for run in runs:
+            self._telemetry.record("venturi.claim.latency", run.claim.waited, venturi__kind=run.claim.kind)
+            self._slots.hand(run)
+
+    # --- After a look
+
+    def _looked(self, claimed: int, asked: int, seen: int) -> None:
+        now = time.monotonic()
+        if claimed:
+            self._telemetry.count("messaging.client.consumed.messages", claimed)
+            self._active()
+        if claimed == asked or (seen > claimed and not self._contested):
+            # There may be more; or others were faster with some, and the quotas are open now.
+            self._contested = seen > claimed
+            self._look_at = 0.0
+            return
+        self._contested = False
+        if seen > claimed:
+            self._look_at = now + random.uniform(0.05, 0.1)
+            return
+        if self._dry_since is None:
+            self._dry_since = now
+        self._look_at = now + self._wait(now - self._dry_since)
+
+    def _active(self) -> None:
+        self._dry_since = None
+        if self._parked_at is not None:
+            if time.monotonic() - self._parked_at >= RESTLESS:
+                self._linger = LINGER
+            self._parked_at = None
+        if self._listener is not None:
+            self._listener.leave()
+
+    def _wait(self, dry: float) -> float:
+        """Seconds until the next look, after one that found nothing; see the states above."""
+        if dry < self._linger:
+            return min(max(dry / 4, 0.001), 0.02)
+        parking = Parking.AWAY if self._listener is None else self._listener.parking
+        if self._listener is not None and parking is Parking.AWAKE:
+            self._listener.park()
+            return self._park_retry.wait()
+        if self._listener is not None and parking is Parking.EARLY:
+            self._listener.park()
+            return min(self._park_retry.wait(), self._sleep())
+        self._park_retry.reset()
+        if self._parked_at is None:
+            self._parked_at = time.monotonic()
+        return self._sleep()
+
+    def _sleep(self) -> float:
+        """The time until the next job is due, at most the poll interval."""
+        due = self._claiming.next_due(self._part.session(), *self._lanes.open())
+        if due is None:
+            return self._settings.poll
+        # Due already, but not to be claimed: somebody else holds it at this moment.
+        return min(due, self._settings.poll) if due > 0 else random.uniform(0.05, 0.1)
+
+    # --- Bookkeeping of one run
+
+    def _let_go(self, run: Run) -> None:
+        self._flight.remove(run)
+        self._lanes.ended(run.claim.kind)
+
+    def _recorded(self, run: Run) -> None:
+        ending = t.cast(Ending, run.ending)
+        self.settled += 1
+        self._telemetry.count("venturi.settled", venturi__kind=ending.kind, venturi__outcome=ending.outcome)
+        if ending.outcome in ("dead", "retried") or logger.isEnabledFor(logging.DEBUG):
+            level = {"dead": logging.WARNING, "retried": logging.INFO}.get(ending.outcome, logging.DEBUG)
+            logger.log(
+                level, "job %s of kind %s: run %d %s", ending.id, ending.kind, ending.run_count, ending.outcome,
+                extra=_tags(run),
+            )  # fmt: skip
+
+
+def _tags(run: Run) -> dict[str, object]:
+    return {"job": str(run.claim.id), "kind": run.claim.kind, "run": run.claim.run_count, "slot": run.thread}
+
+
+def _reduced(ending: Ending, error: psycopg.Error) -> Ending:
+    """The end of a run without what the user's code put into it, for a database that refuses that."""
+    note = f"the database refused to store all of this entry (SQLSTATE {error.sqlstate})"
+    lost_carry = ending.outcome == "paused" and ending.carry is not None
+    outcome = "dead" if lost_carry else ending.outcome
+    return attrs.evolve(ending, outcome=outcome, note=note, traceback=None, evidence=None, carry=None)

@@ -1,0 +1,111 @@
+"""The runs that a worker holds claims for, shared by its threads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from venturi.context import Cancellation
+from venturi.registry import Bound
+from venturi.store.claiming import Claim, Ending
+
+__all__ = ["Flight", "Inbox", "Run"]
+
+
+@attrs.define(eq=False)
+class Run:
+    """One claim on its way through a slot.
+
+    Attributes:
+        thread: Name of the thread that runs its handler; empty while it waits for one.
+        ending: How it ended; None while it runs, and when nothing is to be recorded.
+    """
+
+    claim: Claim
+    bound: Bound
+    cancelled: Cancellation
+    thread: str = ""
+    ending: Ending | None = None
+
+
+class Flight:
+    """The runs in flight: the coordinator adds and removes them, the maintainer renews them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[uuid.UUID, Run] = {}
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Take runs in."""
+        with self._lock:
+            self._runs.update((run.claim.id, run) for run in runs)
+
+    def remove(self, run: Run) -> bool:
+        """Take a run out; False when it was taken out before."""
+        with self._lock:
+            if self._runs.get(run.claim.id) is not run:
+                return False
+            del self._runs[run.claim.id]
+            return True
+
+    def holds(self, run: Run) -> bool:
+        """Whether the run is in flight."""
+        with self._lock:
+            return self._runs.get(run.claim.id) is run
+
+    def all(self) -> list[Run]:
+        """The runs in flight."""
+        with self._lock:
+            return list(self._runs.values())
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+
+class Inbox:
+    """What the coordinator waits for: runs that have ended, and calls to look up. Safe to call from a signal handler."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self._called = False
+        self._late: Callable[[Run], None] | None = None
+
+    def put(self, run: Run) -> None:
+        """Hand over a run that has ended."""
+        if self._late is None:
+            self._queue.put(run)
+        else:
+            self._late(run)
+
+    def close(self, late: Callable[[Run], None]) -> None:
+        """Nobody takes anything from now on; runs that end later go to ``late``, on the thread of their slot."""
+        self._late = late
+
+    def call(self) -> None:
+        """Make the coordinator look up; many calls before it does are one."""
+        if not self._called:
+            self._called = True
+            self._queue.put(None)
+
+    def take(self, timeout: float) -> tuple[list[Run], bool]:
+        """Wait for something, at most ``timeout`` seconds; gives the ended runs, and whether there was a call."""
+        runs: list[Run] = []
+        called = False
+        try:
+            item = self._queue.get(timeout=timeout) if timeout > 0 else self._queue.get_nowait()
+            while True:
+                if item is None:
+                    # Before the rest is taken: a call from now on is about something that this look-up may miss.
+                    self._called = False
+                    called = True
+                else:
+                    runs.append(item)
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            return runs, called
+
+

@@ -1,0 +1,183 @@
+"""The thread that keeps claims alive: heartbeat, renewal, requests to cancel, and recovery of what dead workers held.
+
+It has a session of its own, so that it works while all slots are busy and while the coordinator waits. Its interval is a
+third of the lease: a renewal may fail once and the lease still holds. After trouble with the database it renews first
+and recovers nothing for one interval, since the other workers may not have come back to renew theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from venturi.backoff import jittered
+from venturi.registry import Registry
+from venturi.errors import UnknownKindError
+from venturi.store.claiming import RECOVERY_BATCH, Claiming, Ending, Expired
+from venturi.store.connections import Session
+from venturi.telemetry import Telemetry
+from venturi.worker.flight import Flight, Run
+from venturi.worker.outages import Outages, Retry
+from venturi.worker.runner import LEAST_DELAY
+from venturi.worker.settings import Settings
+from venturi.worker.threads import Part, spawn
+
+__all__ = ["Maintainer"]
+
+logger = logging.getLogger("venturi.worker")
+
+LOOK_EVERYWHERE = 20
+"""Every so many recoveries look at all live rows, in case a claim stands where none is expected."""
+
+
+class Maintainer:
+    """Maintains one worker's claims.
+
+    Args:
+        connect: Opens its session.
+        failed: Called when it cannot go on for good.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Session],
+        claiming: Claiming,
+        flight: Flight,
+        registry: Registry,
+        settings: Settings,
+        telemetry: Telemetry,
+        outages: Outages,
+        *,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._part = Part("maintainer", connect, outages, Retry(0.5, 5.0))
+        self._claiming = claiming
+        self._flight = flight
+        self._registry = registry
+        self._settings = settings
+        self._telemetry = telemetry
+        self._failed = failed
+        self._interval = settings.lease / 3
+        self._poked = threading.Event()
+        self._stopping = False
+        self._due = 0.0
+        self._recover_from = 0.0
+        self._recoveries = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, with a first heartbeat and a first recovery at once."""
+        self._thread = spawn("venturi-maintainer", self._run)
+
+    def poke(self) -> None:
+        """Look at the requests to cancel now."""
+        self._poked.set()
+
+    def stop(self, timeout: float) -> None:
+        """End the thread, taking this worker's row with it."""
+        self._stopping = True
+        self._poked.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                wait = self._part.attempt(self._step)
+                if wait:
+                    self._recover_from = time.monotonic() + self._interval
+                self._poked.wait(wait or max(0.0, self._due - time.monotonic()))
+            self._part.attempt(lambda: self._claiming.leave(self._part.session()))
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            self._part.disconnect()
+
+    def _step(self) -> None:
+        self._poked.clear()
+        session = self._part.session()
+        if time.monotonic() < self._due:
+            self._tell(session, self._flight.all())
+            return
+        self._renew(session)
+        self._claiming.heartbeat(session)
+        self._tell(session, self._flight.all())
+        if time.monotonic() >= self._recover_from:
+            self._recover(session)
+        self._due = time.monotonic() + self._interval
+
+    # --- Own claims
+
+    def _renew(self, session: Session) -> None:
+        # A run past its timeout is left to recovery: its handler was told, and does not listen.
+        runs = {run.claim.id: run for run in self._flight.all() if run.cancelled.reason != "timeout"}
+        if not runs:
+            return
+        sent = time.monotonic()
+        answers = self._claiming.renew(session, [(id_, run.claim.run_count) for id_, run in runs.items()])
+        for id_, renewed, ours in answers:
+            run = runs[id_]
+            if renewed:
+                run.cancelled._renew(sent + self._settings.lease)  # pyright: ignore[reportPrivateUsage]
+            elif not ours and self._flight.holds(run):
+                self._lost(run)
+
+    def _lost(self, run: Run) -> None:
+        if run.cancelled.reason is None:
+            logger.warning(
+                "job %s of kind %s: the claim of run %d is lost", run.claim.id, run.claim.kind, run.claim.run_count,
+                extra={"job": str(run.claim.id), "kind": run.claim.kind, "run": run.claim.run_count},
+            )  # fmt: skip
+        run.cancelled._tell("lease lost")  # pyright: ignore[reportPrivateUsage]
+
+    def _tell(self, session: Session, runs: Sequence[Run]) -> None:
+        held = {run.claim.id: run for run in runs}
+        for id_, number in self._claiming.cancels(session, list(held)):
+            if held[id_].claim.run_count >= number:
+                held[id_].cancelled._tell("operator")  # pyright: ignore[reportPrivateUsage]
+
+    # --- Claims of others
+
+    def _recover(self, session: Session) -> None:
+        self._recoveries += 1
+        everywhere = self._recoveries % LOOK_EVERYWHERE == 1
+        while not self._stopping:
+            expired = self._claiming.expired(session, everywhere=everywhere)
+            endings = [self._ending(claim) for claim in expired]
+            if endings:
+                unsettled = {(u.id, u.run_count) for u in self._claiming.settle(session, endings, expired=True)}
+                self._report([e for e in endings if (e.id, e.run_count) not in unsettled])
+                if len(unsettled) == len(endings):
+                    return  # other workers are at it
+            if len(expired) < RECOVERY_BATCH:
+                return
+
+    def _ending(self, claim: Expired) -> Ending:
+        who = claim.worker or f"worker {claim.owner}"
+        note = f"the lease of {who} ran out in run {claim.run_count}"
+        failure = claim.failure_count + 1
+        if claim.cancel:
+            return Ending(claim.id, claim.kind, claim.run_count, claim.owner, "cancelled", note=note)
+        if self._settings.backstop is not None and failure >= self._settings.backstop:
+            return Ending(claim.id, claim.kind, claim.run_count, claim.owner, "dead", note=note)
+        delay = max(LEAST_DELAY, self._backoff(claim.kind, claim.id, failure))
+        return Ending(claim.id, claim.kind, claim.run_count, claim.owner, "recovered", delay=delay, note=note)
+
+    def _backoff(self, kind: str, job: uuid.UUID, failure: int) -> int:
+        curve = self._settings.backoff
+        try:
+            curve = self._registry.find(kind).task.backoff or curve
+        except UnknownKindError:
+            pass  # a kind of other workers
+        return jittered(curve, job, failure, self._settings.jitter) // 1000
+
+    def _report(self, endings: Sequence[Ending]) -> None:
+        for ending in endings:
+            logger.warning(
+                "job %s of kind %s: %s; %s", ending.id, ending.kind, ending.note, ending.outcome,
+                extra={"job": str(ending.id), "kind": ending.kind, "run": ending.run_count, "worker": str(ending.owner)},
+            )  # fmt: skip
+            self._telemetry.count("venturi.recovered", venturi__kind=ending.kind)

@@ -1,0 +1,68 @@
+"""Database trouble: how long to wait before the next try, and one line in the log per change of state."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+
+import psycopg
+
+__all__ = ["Outages", "Retry"]
+
+logger = logging.getLogger("venturi.worker")
+
+
+class Retry:
+    """Waits that double from ``first`` to ``longest`` seconds, each shortened by up to a tenth at random."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self._next = first
+
+    def wait(self) -> float:
+        """The next wait, in seconds."""
+        wait, self._next = self._next, min(self._next * 2, self._longest)
+        return wait * random.uniform(0.9, 1.0)
+
+    def reset(self) -> None:
+        """Begin again with the first wait."""
+        self._next = self._first
+
+
+class Outages:
+    """Which parts of one worker cannot reach the database. The first one to fail is logged, and the last one to recover.
+
+    Args:
+        name: The worker, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._failing: set[str] = set()
+
+    def began(self, part: str, error: Exception) -> None:
+        """Note that a part has met an error."""
+        with self._lock:
+            first = not self._failing
+            self._failing.add(part)
+        if first:
+            logger.warning("%s: database trouble, trying again until it ends: %s", self._name, describe(error))
+
+    def ended(self, part: str) -> None:
+        """Note that a part works."""
+        if part not in self._failing:
+            return
+        with self._lock:
+            self._failing.discard(part)
+            last = not self._failing
+        if last:
+            logger.warning("%s: the database trouble is over", self._name)
+
+
+def describe(error: Exception) -> str:
+    """The error's type and code. Its text may hold a connection string or a row, so that it stays out of the log."""
+    code = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return type(error).__name__ + (f" ({code})" if code else "")

@@ -1,0 +1,253 @@
+"""One run of one job, inside a slot: decode, call the handler, encode.
+
+All code of the user's runs here and nowhere else, and whatever it raises becomes the end of this run alone: converters, default
+factories and ``__str__`` of exceptions are its code as much as the handler is.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import datetime as dt
+import inspect
+import logging
+import threading
+import time
+import typing as t
+import uuid
+from collections.abc import Callable
+
+import attrs
+
+from venturi import codec, text
+from venturi.backoff import jittered
+from venturi.carry import read_carry, write_carry
+from venturi.context import Context, enter
+from venturi.errors import Cancelled, PayloadError, PermanentError, RetryLater
+from venturi.outcome import Completed, Pause
+from venturi.store.claiming import Ending
+from venturi.telemetry import Telemetry
+from venturi.values import Entry
+from venturi.worker.flight import Run
+from venturi.worker.settings import Settings
+
+__all__ = ["LEAST_DELAY", "Runner"]
+
+logger = logging.getLogger("venturi.worker")
+
+LEAST_DELAY = 5_000_000
+"""Microseconds: a job that was recovered, or could not be decoded, waits at least so long."""
+
+EVIDENCE_BYTES = 64 * 1024
+_MICROSECOND = dt.timedelta(microseconds=1)
+_LONGEST = 250_000_000_000_000_000  # microseconds, some 7900 years; the database stops it at the latest instant
+
+
+@attrs.define
+class _End:
+    """How the handler ended, before it is made an `Ending`."""
+
+    outcome: t.Literal["completed", "paused", "retried", "dead", "released", "cancelled"]
+    note: str | None = None
+    traceback: str | None = None
+    delay: int | None = None
+    keeps_carry: bool = False
+
+
+class Runner:
+    """Runs claims.
+
+    Args:
+        owner: The worker's id.
+        state: Given to every handler.
+        history: Reads the newest entries of a job.
+    """
+
+    def __init__(
+        self,
+        owner: uuid.UUID,
+        settings: Settings,
+        state: object,
+        telemetry: Telemetry,
+        history: Callable[[uuid.UUID], list[Entry]],
+    ) -> None:
+        self._owner = owner
+        self._settings = settings
+        self._state = state
+        self._telemetry = telemetry
+        self._history = history
+
+    def __call__(self, run: Run) -> Ending | None:
+        """Run one claim to its end; None when nothing is to be recorded. Never raises."""
+        run.thread = threading.current_thread().name
+        if run.cancelled.is_set():
+            return self._unstarted(run)
+        try:
+            # A context of its own, so that no variable set by one run is seen by the next.
+            return contextvars.Context().run(self._observed, run)
+        except BaseException as error:
+            return self._failed(run, text.describe(error), text.trace(error))
+
+    def _unstarted(self, run: Run) -> Ending:
+        reason = run.cancelled.reason
+        return self._ending(run, _End("cancelled" if reason == "operator" else "released", f"not started: {reason}"))
+
+    def _observed(self, run: Run) -> Ending | None:
+        claim = run.claim
+        with self._telemetry.processing(run.bound.task.kind, str(claim.id), claim.run_count, claim.trace) as ended:
+            started = time.monotonic()
+            ending = self._run(run)
+            self._telemetry.record("messaging.process.duration", time.monotonic() - started, venturi__kind=claim.kind)
+            ended(ending.outcome if ending is not None else "lost")
+            return ending
+
+    def _run(self, run: Run) -> Ending | None:
+        claim, bound = run.claim, run.bound
+        try:
+            if claim.payload is None:
+                raise PayloadError("the body of the job is missing")
+            task: t.Any = codec.decode(claim.payload, bound.task.cls)
+            carry = read_carry(claim.carry, bound.task)
+        except BaseException as error:
+            return self._failed(run, text.describe(error), text.trace(error), least=LEAST_DELAY)
+        context = Context[t.Any, t.Any](
+            id=claim.id,
+            kind=bound.task.kind,
+            run_count=claim.run_count,
+            failure_count=claim.failure_count,
+            carry=carry,
+            state=self._state,
+            cancelled=run.cancelled,
+            history=lambda: self._history(claim.id),
+        )
+        enter(context)
+        if bound.task.timeout is not None:
+            run.cancelled._start_timeout(bound.task.timeout)  # pyright: ignore[reportPrivateUsage]
+        started = time.monotonic()
+        end = self._call(run, task, context)
+        duration = round((time.monotonic() - started) * 1e6)
+        if end is None:
+            return None
+        return self._encoded(run, end, context, duration)
+
+    def _call(self, run: Run, task: t.Any, context: Context[t.Any, t.Any]) -> _End | None:
+        """Call the handler; None when it gave way to a lost lease."""
+        handler = run.bound.handler
+        try:
+            result: object = handler.fn(task, context) if run.bound.takes_context else handler.fn(task)
+        except PermanentError as error:
+            return _End("dead", text.note(error), text.trace(error))
+        except RetryLater as error:
+            return _End("retried", text.describe(error), text.trace(error), delay=error.delay // _MICROSECOND)
+        except Cancelled as error:
+            return self._cancelled(run, error)
+        except Exception as error:
+            gives_up = bool(handler.dead_on) and isinstance(error, handler.dead_on)
+            return _End("dead" if gives_up else "retried", text.describe(error), text.trace(error))
+        except BaseException as error:
+            return _End("retried", text.describe(error), text.trace(error), keeps_carry=True)
+        return _returned(result)
+
+    def _cancelled(self, run: Run, error: Cancelled) -> _End | None:
+        failed = _End("retried", text.describe(error), text.trace(error))
+        match run.cancelled.reason:
+            case "shutdown":
+                return _End("released", text.note(error))
+            case "operator":
+                return _End("cancelled", text.note(error))
+            case "lease lost":
+                return None
+            case _:
+                return failed
+
+    def _encoded(self, run: Run, end: _End, context: Context[t.Any, t.Any], duration: int) -> Ending:
+        evidence, problem = _evidence(context._evidence)  # pyright: ignore[reportPrivateUsage]
+        problems = [problem] if problem else []
+        carry: str | None = None
+        if end.outcome in ("paused", "retried") and not end.keeps_carry and run.bound.task.carry is not None:
+            try:
+                carry = write_carry(context.carry, run.bound.task)
+            except BaseException as error:
+                problems.append(f"the carry cannot be stored: {text.describe(error)}")
+                if end.outcome == "paused":
+                    # Without its state the next run would begin again, and again; nobody can wish for that.
+                    end = _End("dead", end.note, text.trace(error))
+        end.note = text.note("; ".join(filter(None, [end.note, *problems]))) if problems else end.note
+        if run.cancelled._by_operator and end.outcome != "completed":  # pyright: ignore[reportPrivateUsage]
+            end.outcome = "cancelled"
+        if end.outcome == "retried":
+            return self._failed(run, end.note, end.traceback, duration, evidence, carry, delay=end.delay)
+        return self._ending(run, end, duration, evidence, carry)
+
+    def _failed(
+        self,
+        run: Run,
+        note: str | None,
+        traceback: str | None,
+        duration: int = 0,
+        evidence: str | None = None,
+        carry: str | None = None,
+        *,
+        delay: int | None = None,
+        least: int = 0,
+    ) -> Ending:
+        """A retry, or the end of the job when it has failed too often."""
+        claim, settings = run.claim, self._settings
+        failure = claim.failure_count + 1
+        if settings.backstop is not None and failure >= settings.backstop:
+            return self._ending(run, _End("dead", note, traceback), duration, evidence)
+        if delay is None:
+            curve = run.bound.task.backoff or settings.backoff
+            delay = max(least, jittered(curve, claim.id, failure, settings.jitter) // 1000)
+        return self._ending(run, _End("retried", note, traceback, delay), duration, evidence, carry)
+
+    def _ending(
+        self, run: Run, end: _End, duration: int = 0, evidence: str | None = None, carry: str | None = None
+    ) -> Ending:
+        claim = run.claim
+        return Ending(
+            id=claim.id,
+            kind=claim.kind,
+            run_count=claim.run_count,
+            owner=self._owner,
+            outcome=end.outcome,
+            delay=min(max(end.delay or 0, 0), _LONGEST),
+            duration=duration,
+            note=end.note,
+            traceback=end.traceback,
+            evidence=evidence,
+            carry=carry,
+        )
+
+
+def _returned(result: object) -> _End:
+    if result is None:
+        return _End("completed")
+    if isinstance(result, Completed):
+        return _End("completed", None if result.note is None else text.note(result.note))
+    if isinstance(result, Pause):
+        try:
+            delay = result.resume_in // _MICROSECOND
+        except TypeError as error:
+            return _End("retried", f"Pause(resume_in=...) must hold a timedelta: {text.describe(error)}", keeps_carry=True)
+        return _End("paused", None if result.note is None else text.note(result.note), delay=delay)
+    if inspect.iscoroutine(result):
+        result.close()
+    note = f"the handler returned {text.note(_named(result))}, which is none of None, Completed and Pause"
+    return _End("retried", note, keeps_carry=True)
+
+
+def _named(result: object) -> str:
+    return f"the class {result.__qualname__}" if isinstance(result, type) else f"a {type(result).__qualname__}"
+
+
+def _evidence(given: dict[str, object]) -> tuple[str | None, str | None]:
+    """The JSON text of the evidence, or what is wrong with it."""
+    if not given:
+        return None, None
+    try:
+        encoded = codec.plain(given)
+    except BaseException as error:
+        return None, f"the evidence is left out: {text.describe(error)}"
+    if len(encoded) > EVIDENCE_BYTES:
+        return None, f"the evidence is left out: {len(encoded)} bytes are more than {EVIDENCE_BYTES}"
+    return encoded, None

@@ -1,0 +1,351 @@
+"""One worker: its parts, its start, and its orderly stop.
+
+A stop goes through these steps, whoever asks for it and however often: no more claims; every handler is told; handlers that end are
+settled by what they did; at the deadline the claims of the others are given back, in one statement and without waiting
+for their threads; then maintainer, listener and slots end. A second signal, or ``stop(0)``, only moves the deadline.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+import time
+import types
+import typing as t
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from venturi import checks
+from venturi.store import migrate
+from venturi.store.claiming import Claiming, WorkerRow
+from venturi.store.connections import CALL_SECONDS, Session, connect, resolve
+from venturi.store.looking import HISTORY
+from venturi.text import note
+from venturi.values import Released, Report
+from venturi.worker.coordinator import Coordinator
+from venturi.worker.flight import Flight, Inbox, Run
+from venturi.worker.lanes import Lanes
+from venturi.worker.listener import Listener
+from venturi.worker.maintainer import Maintainer
+from venturi.worker.marks import Marks
+from venturi.worker.outages import Outages
+from venturi.worker.rotation import Rotation
+from venturi.worker.runner import Runner
+from venturi.worker.settings import Settings
+from venturi.worker.slots import Slots
+from venturi.worker.threads import spawn
+
+if t.TYPE_CHECKING:
+    from venturi.queue import Queue
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger("venturi.worker")
+
+GRACE = 4.0
+"""Seconds after the deadline of a stop in which its last statements have to be answered."""
+
+WATCH = 0.25
+"""Seconds between looks at what cannot wake the coordinator: a stop event, and the end of the main thread."""
+
+
+class Worker:
+    """Runs the jobs of one queue; made by ``queue.work()``.
+
+    Args:
+        queue: The queue, with its handlers.
+        state: Given to every handler as ``ctx.state``.
+        options: See `WorkOptions`.
+
+    Raises:
+        ConfigError: An option is out of its bounds, or the handlers cannot be used.
+    """
+
+    def __init__(self, queue: Queue[t.Any], *, state: object = None, **options: t.Any) -> None:
+        self.settings = Settings.of(options)
+        self.queue = queue
+        self.id = uuid.uuid4()
+        self._state = state
+        self._stop_at = math.inf
+        self._began_stop = False
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._report: Report | None = None
+        self._flight = Flight()
+        self._inbox = Inbox()
+        queue.registry.bind()
+
+    @property
+    def name(self) -> str:
+        """Host and process."""
+        return f"{_host()}:{os.getpid()}"
+
+    def __repr__(self) -> str:
+        return f"<venturi.Worker {self.name} {self.queue.schema!r} running={len(self._flight)}/{self.settings.concurrency}>"
+
+    # --- Start and stop
+
+    def run(self) -> Report:
+        """Work on this thread until told to stop.
+
+        Raises:
+            SchemaError: The schema is missing or does not fit this version.
+            Exception: What made an internal thread fail for good.
+        """
+        if self._report is not None:
+            return self._report
+        with self._signals():
+            return self._work()
+
+    def start(self) -> Worker:
+        """Work on a thread of its own; returns at once.
+
+        Raises:
+            SchemaError: The schema is missing or does not fit this version.
+        """
+        try:
+            self._connect("venturi worker").close()
+        except psycopg.Error:
+            pass  # the server is away: the worker waits for it
+        self._thread = spawn("venturi-coordinator", self._work_aside)
+        return self
+
+    def stop(self, timeout: float | dt.timedelta | None = None) -> None:
+        """Stop in order; from any thread or signal handler, any number of times, before the start too. Does not wait.
+
+        Args:
+            timeout: Seconds, or a timedelta, until claims are given back; it can only bring the deadline nearer. 0 gives them
+                back at once. Default: None, the worker's ``shutdown_timeout``.
+        """
+        seconds = self.settings.shutdown_timeout if timeout is None else checks.seconds("timeout", timeout, 0)
+        self._stop_at = min(self._stop_at, time.monotonic() + seconds)
+        self._inbox.call()
+
+    def join(self, timeout: float | None = None) -> Report | None:
+        """Wait until a worker started with ``block=False`` has stopped.
+
+        Args:
+            timeout: Longest wait in seconds. Default: None, no bound.
+
+        Returns:
+            Its report; None when it has not stopped yet.
+
+        Raises:
+            Exception: What ended the worker before it was told to stop.
+        """
+        if self._thread is not None:
+            self._thread.join(timeout)
+        if self._failure is not None:
+            raise self._failure
+        return self._report
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        self.join()
+
+    def _work_aside(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._failure = error
+            logger.exception("%s: the worker has failed", self.name)
+
+    # --- The work
+
+    def _work(self) -> Report:
+        parts = _Parts(self)
+        self.queue._add_waker(self._inbox.call)  # pyright: ignore[reportPrivateUsage]
+        released: list[Run] = []
+        try:
+            parts.start()
+            interrupt = self._loop(parts.coordinator)
+            released = parts.coordinator.release()
+        except BaseException as error:
+            self._failure = self._failure or error
+            self.stop(0)
+            raise
+        finally:
+            self.queue._remove_waker(self._inbox.call)  # pyright: ignore[reportPrivateUsage]
+            self._report = parts.stop(released)
+        if interrupt is not None:
+            raise interrupt
+        if self._failure is not None:
+            raise self._failure
+        return self._report
+
+    def _loop(self, coordinator: Coordinator) -> KeyboardInterrupt | None:
+        """Step until the stop is done or its deadline is over."""
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                self._watch(coordinator)
+                now = time.monotonic()
+                if self._began_stop and (now >= self._stop_at or not coordinator.busy()):
+                    return interrupt
+                coordinator.step(max(0.0, min(self._stop_at - now, self._watch_interval())))
+            except KeyboardInterrupt as error:
+                # Only with signals=False; the caller gets it back when the stop is done.
+                self.stop(0 if interrupt is not None else None)
+                interrupt = error
+
+    def _watch(self, coordinator: Coordinator) -> None:
+        if self.settings.stop is not None and self.settings.stop.is_set():
+            self.stop()
+        if not threading.main_thread().is_alive():
+            # The interpreter is about to end, and waits for the slots' threads: it will not wait longer than this.
+            self.stop()
+        if self._stop_at < math.inf and not self._began_stop:
+            self._began_stop = True
+            coordinator.stop_claiming()
+            for run in self._flight.all():
+                run.cancelled._tell("shutdown")  # pyright: ignore[reportPrivateUsage]
+
+    def _watch_interval(self) -> float:
+        watched = self.settings.stop is not None or threading.current_thread() is not threading.main_thread()
+        return WATCH if watched else CALL_SECONDS
+
+    def _fail(self, error: BaseException) -> None:
+        """An internal thread cannot go on: stop, and say so."""
+        self._failure = self._failure or error
+        self.stop()
+
+    def _patience(self) -> float:
+        return min(CALL_SECONDS, self._stop_at + GRACE - time.monotonic())
+
+    def _connect(self, name: str) -> Session:
+        """Open a session, and check that the queue is there."""
+        queue = self.queue
+        dsn = resolve(queue._dsn)  # pyright: ignore[reportPrivateUsage]
+        session = connect(dsn, name=name, pooler=queue.pooler, patience=self._patience)
+        try:
+            migrate.check(session, queue.schema)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT as an orderly stop, where signals can be handled; a second one as an immediate stop."""
+        if not self.settings.signals or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: types.FrameType | None) -> None:
+            self.stop(None if math.isinf(self._stop_at) else 0)
+
+        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+class _Parts:
+    """The parts of a worker that works, put together."""
+
+    def __init__(self, worker: Worker) -> None:
+        settings, queue = worker.settings, worker.queue
+        marks = Marks()
+        lanes = Lanes(queue.registry, settings.concurrency, Rotation(settings.priority_ratio), marks)
+        row = WorkerRow(
+            id=worker.id,
+            host=note(_host())[:255],
+            pid=os.getpid(),
+            slots=settings.concurrency,
+            kinds=lanes.kinds,
+            lease=dt.timedelta(seconds=settings.lease),
+        )
+        outages = Outages(worker.name)
+        telemetry = queue.telemetry
+        statements = queue._loud  # pyright: ignore[reportPrivateUsage]
+        claiming = Claiming(statements, row)
+        runner = Runner(worker.id, settings, worker._state, telemetry, self._history)
+        self._worker = worker
+        self._slots = Slots(settings.concurrency, f"venturi-{queue.schema}", runner, worker._inbox)
+        self._maintainer = Maintainer(
+            lambda: worker._connect("venturi maintainer"),
+            claiming,
+            worker._flight,
+            queue.registry,
+            settings,
+            telemetry,
+            outages,
+            failed=worker._fail,
+        )
+        self._listener = self._new_listener(outages)
+        self.coordinator = Coordinator(
+            lambda: worker._connect("venturi coordinator"),
+            claiming,
+            queue.registry,
+            lanes,
+            marks,
+            self._slots,
+            worker._flight,
+            worker._inbox,
+            self._listener,
+            settings,
+            telemetry,
+            outages,
+        )
+
+    def start(self) -> None:
+        self._maintainer.start()
+        if self._listener is not None:
+            self._listener.start()
+
+    def stop(self, released: list[Run]) -> Report:
+        """End everything that is left, within the grace time, and report."""
+        worker = self._worker
+        deadline = time.monotonic() + GRACE
+        worker._inbox.close(lambda run: self.coordinator.refused(run, "released"))
+        self._slots.close(wait=not released and len(worker._flight) == 0)
+        self.coordinator.close()
+        self._maintainer.stop(max(0.1, deadline - time.monotonic()))
+        if self._listener is not None:
+            self._listener.stop(max(0.1, deadline - time.monotonic()))
+        gone = tuple(Released(run.claim.id, run.claim.kind, run.thread) for run in released)
+        for each in gone:
+            logger.warning(
+                "%s: job %s of kind %s was released, its handler still runs on thread %s",
+                worker.name, each.id, each.kind, each.thread, extra={"job": str(each.id), "kind": each.kind},
+            )  # fmt: skip
+        return Report(self.coordinator.settled, gone, tuple(self.coordinator.unsettled()))
+
+    def _new_listener(self, outages: Outages) -> Listener | None:
+        worker = self._worker
+        queue = worker.queue
+        apart = queue._listen_dsn  # pyright: ignore[reportPrivateUsage]
+        if not queue.notify or (queue.pooler and apart is None):
+            return None
+        return Listener(
+            lambda: connect(
+                resolve(apart if apart is not None else queue._dsn), name="venturi listener", patience=worker._patience
+            ),
+            queue._loud,
+            outages,
+            wake=worker._inbox.call,
+            cancel=self._maintainer.poke,
+            reconnected=lambda: queue.telemetry.count("venturi.listener.reconnects"),
+        )
+
+    def _history(self, job: uuid.UUID) -> list[t.Any]:
+        queue = self._worker.queue
+        with queue._borrowed(None) as connection:  # pyright: ignore[reportPrivateUsage]
+            return queue._looking.journal(connection, job, HISTORY)  # pyright: ignore[reportPrivateUsage]
+
+
+def _host() -> str:
+    return socket.gethostname() or "?"
