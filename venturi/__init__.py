@@ -72,12 +72,12 @@ __all__ = [
 default: Queue[typing.Any] = Queue()
 """The queue that the verbs of this module belong to: schema ``venturi``, settings from the environment."""
 
-handler = default.handler
-enqueue = default.enqueue
-enqueue_many = default.enqueue_many
-work = default.work
-job = default.job
-journal = default.journal
-stats = default.stats
-cancel = default.cancel
-requeue = default.requeue
+handler: typing.Final = default.handler
+enqueue: typing.Final = default.enqueue
+enqueue_many: typing.Final = default.enqueue_many
+work: typing.Final = default.work
+job: typing.Final = default.job
+journal: typing.Final = default.journal
+stats: typing.Final = default.stats
+cancel: typing.Final = default.cancel
+requeue: typing.Final = default.requeue

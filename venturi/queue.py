@@ -7,7 +7,7 @@ import threading
 import time
 import typing as t
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 
 import psycopg
@@ -77,11 +77,11 @@ class Queue(t.Generic[S]):
         notify: bool = True,
         pooler: bool = False,
     ) -> None:
-        self.schema = checks.schema(schema)
-        self.notify = checks.flag("notify", notify)
-        self.pooler = checks.flag("pooler", pooler)
-        self.registry = Registry()
-        self.telemetry = Telemetry(self.schema)
+        self.schema: str = checks.schema(schema)
+        self.notify: bool = checks.flag("notify", notify)
+        self.pooler: bool = checks.flag("pooler", pooler)
+        self.registry: Registry = Registry()
+        self.telemetry: Telemetry = Telemetry(self.schema)
         self._dsn = dsn
         self._listen_dsn = listen_dsn
         self._pool = Pool(dsn, checks.whole("pool_size", pool_size, 1), self.pooler)
@@ -443,7 +443,7 @@ class Queue(t.Generic[S]):
     # --- Connections
 
     @contextmanager
-    def _borrowed(self, conn: Connection | None) -> Iterator[Connection]:
+    def _borrowed(self, conn: Connection | None) -> Generator[Connection]:
         """The caller's connection as it is, or one of the queue's own."""
         if conn is not None:
             yield _connection(conn)
@@ -456,7 +456,7 @@ class Queue(t.Generic[S]):
                 yield session
 
     @contextmanager
-    def _transaction(self, conn: Connection | None, *, pipeline: bool = False) -> Iterator[Connection]:
+    def _transaction(self, conn: Connection | None, *, pipeline: bool = False) -> Generator[Connection]:
         """A transaction: the caller's, or one begun here where there is none."""
         if conn is not None:
             connection = _connection(conn)

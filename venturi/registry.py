@@ -48,9 +48,9 @@ class Handler(t.Generic[T]):
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.task = task
-        self.cap = None if cap is None else checks.whole("cap", cap, 1)
-        self.dead_on = _exceptions(dead_on)
-        self.name = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', None) or type(fn).__qualname__}"
+        self.cap: int | None = None if cap is None else checks.whole("cap", cap, 1)
+        self.dead_on: tuple[type[Exception], ...] = _exceptions(dead_on)
+        self.name: str = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', None) or type(fn).__qualname__}"
 
     def __call__(self, task: T, /, *rest: t.Any) -> Outcome:
         return self.fn(task, *rest)

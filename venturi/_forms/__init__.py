@@ -163,8 +163,8 @@ def _new_converter() -> cattrs.Converter:
     made = cattrs.Converter()
     made.register_unstructure_hook_factory(_any, _NativeDump)
     made.register_structure_hook_factory(_any, _find_native_load)
-    # A converter has hooks of its own for these, which would go first, for their subclasses too.
-    ours: tuple[type[t.Any], ...] = (str, bytes, int, float, pathlib.Path)
+    # A converter has hooks of its own for these (older ones for Enum), which would go first, for their subclasses too.
+    ours: tuple[type[t.Any], ...] = (str, bytes, int, float, pathlib.Path, enum.Enum)
     for cls in ours:
         made.register_unstructure_hook(cls, _NativeDump())
         made.register_structure_hook(cls, _native_load)

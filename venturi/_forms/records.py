@@ -19,19 +19,23 @@ Field: t.TypeAlias = "attrs.Attribute[t.Any] | dataclasses.Field[t.Any]"
 
 
 def is_record(cls: t.Any) -> bool:
+    """Whether it is an attrs class or a dataclass."""
     return isinstance(cls, type) and (attrs.has(cls) or dataclasses.is_dataclass(cls))
 
 
 def fields(cls: t.Any) -> tuple[Field, ...]:
+    """The fields of such a class."""
     return attrs.fields(cls) if attrs.has(cls) else dataclasses.fields(cls)
 
 
-def compared(cls: type) -> list[str]:
+@functools.cache
+def compared(cls: t.Any) -> list[str]:
     """The fields that take part in equality."""
     return [field.name for field in fields(cls) if (field.eq if isinstance(field, attrs.Attribute) else field.compare)]
 
 
 def is_required(field: Field) -> bool:
+    """Whether it has no default."""
     if isinstance(field, attrs.Attribute):
         return field.default is attrs.NOTHING
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import re
 import secrets
 import shlex
 import shutil
@@ -137,6 +138,7 @@ class Server:
             if not data.exists():
                 self._initialise(data, alive)
             self._check_version(data)
+            self._forget_the_dead()
             self._account.directory(self._socket)
             self._run(alive, "pg_ctl", "start", "--no-wait", "-D", data, "-l", self.log, "-o", options)
 
@@ -156,6 +158,19 @@ class Server:
                 f"{data} was made by PostgreSQL {made} and cannot be used by {ours}: "
                 f"remove it, install PostgreSQL {made}, or take another name"
             )
+
+    def _forget_the_dead(self) -> None:
+        # None of our processes is alive, but PostgreSQL would not start while anything has the id that it wrote down: a
+        # stranger, or its own remains until their parent has noticed. A server that others started here is left alone.
+        process = guard.postmaster(self.folder)
+        if process is None or not pathlib.Path("/proc/self/stat").exists():
+            return
+        try:
+            running = re.match(r"\d+ \(postgres\) [^Z]", pathlib.Path(f"/proc/{process}/stat").read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            running = None
+        if not running:
+            (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
     def _run(self, alive: int, program: str, *arguments: str | pathlib.Path) -> None:
         try:

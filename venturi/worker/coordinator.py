@@ -49,6 +49,9 @@ LONGEST_LINGER = 1.0
 RESTLESS = 0.1
 """Woken within so many seconds of parking: parking did not pay."""
 
+CALM = 1.0
+"""Seconds without a call after which calls that were in vain are forgotten."""
+
 
 class Coordinator:
     """Claims and settles for one worker.
@@ -96,6 +99,8 @@ class Coordinator:
         self._parked_at: float | None = None
         self._park_retry = Retry(0.02, 1.0)
         self._contested = False
+        self._called_at = 0.0
+        self._in_vain = 0
 
     # --- The loop
 
@@ -122,8 +127,13 @@ class Coordinator:
         """Whether there are runs in flight, or ends of runs to be recorded."""
         return bool(self._ended) or len(self._flight) > 0
 
-    def release(self) -> list[Run]:
-        """Give the claims of all handlers that still run back, in one statement; the runs concerned."""
+    def finish(self) -> list[Run]:
+        """Settle what has ended by now, and give the claims of all other handlers back in one statement; the runs given back."""
+        self._claims = False
+        self._ended.extend(self._recordable(self._inbox.take(0)[0]))
+        self._locked_until = 0.0
+        if self._ended:
+            self._part.attempt(self._turn)
         stragglers = [run for run in self._flight.all() if run not in self._ended]
         endings = [
             Ending(
@@ -135,10 +145,11 @@ class Coordinator:
         released: list[Run] = []
 
         def give_back() -> None:
-            unsettled = {u.id for u in self._claiming.settle(self._part.session(), endings)} if endings else set[uuid.UUID]()
+            unsettled = {answer.id for answer in self._claiming.settle(self._part.session(), endings)}
             released.extend(run for run in stragglers if run.claim.id not in unsettled)
 
-        self._part.attempt(give_back)
+        if stragglers:
+            self._part.attempt(give_back)
         for run in stragglers:
             self._flight.remove(run)
         for run in released:
@@ -185,8 +196,13 @@ class Coordinator:
         return kept
 
     def _called(self) -> None:
-        """Something may have come: look again, at everything."""
-        self._look_at = 0.0
+        """Something may have come: look again, at everything; the later, the more often that was in vain just now."""
+        now = time.monotonic()
+        if now - self._called_at > CALM:
+            self._in_vain = 0
+        self._called_at = now
+        self._look_at = min(self._look_at, now + min(0.001 * (2**self._in_vain - 1), 0.5))
+        self._in_vain += 1
         self._marks.ignore()
         if self._parked_at is not None and time.monotonic() - self._parked_at < RESTLESS:
             self._linger = min(self._linger * 2, LONGEST_LINGER)
@@ -201,12 +217,9 @@ class Coordinator:
         session = self._part.session()
         try:
             turn = self._claiming.turn(session, endings, ask)
-        except psycopg.OperationalError:
+        except psycopg.Error as error:
             self._telemetry.count("venturi.settle_errors", bool(endings))
-            raise
-        except psycopg.Error:
-            self._telemetry.count("venturi.settle_errors", bool(endings))
-            if not endings:
+            if not (endings and _about_data(error)):
                 raise
             self._settle_apart(runs)
             return
@@ -240,11 +253,12 @@ class Coordinator:
             session = self._part.session()
             try:
                 answer = self._claiming.settle(session, [ending])
-            except psycopg.OperationalError:
-                raise
             except psycopg.Error as error:
-                run.ending = _reduced(ending, error)
-                answer = self._claiming.settle(self._part.session(), [run.ending])
+                if not _about_data(error):
+                    raise
+                reduced = _reduced(ending, error)
+                answer = self._claiming.settle(session, [reduced])
+                run.ending = reduced
             rest = [other for other in self._ended if other is not run]
             self._settled([run], answer)
             self._ended = rest + self._ended
@@ -281,6 +295,7 @@ class Coordinator:
 
     def _active(self) -> None:
         self._dry_since = None
+        self._in_vain = 0
         if self._parked_at is not None:
             if time.monotonic() - self._parked_at >= RESTLESS:
                 self._linger = LINGER
@@ -332,6 +347,15 @@ class Coordinator:
 
 def _tags(run: Run) -> dict[str, object]:
     return {"job": str(run.claim.id), "kind": run.claim.kind, "run": run.claim.run_count, "slot": run.thread}
+
+
+def _about_data(error: psycopg.Error) -> bool:
+    """Whether the database refuses what is to be stored, and would refuse it again.
+
+    Classes 22 data exception, 23 constraint, 54 program limit, P0 raised by a trigger
+    (PostgreSQL documentation, appendix A).
+    """
+    return (error.sqlstate or "")[:2] in ("22", "23", "54", "P0")
 
 
 def _reduced(ending: Ending, error: psycopg.Error) -> Ending:

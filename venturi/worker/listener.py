@@ -45,6 +45,7 @@ class Listener:
         wake: Called when there may be work, and when the parking has changed.
         cancel: Called when somebody has asked to cancel a claimed job.
         reconnected: Called when a session was opened after another one was lost.
+        failed: Called when it cannot go on for good.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Listener:
         wake: Callable[[], None],
         cancel: Callable[[], None],
         reconnected: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self.parking = Parking.AWAY
         self._part = Part("listener", connect, outages, Retry(0.1, 30.0))
@@ -63,6 +65,7 @@ class Listener:
         self._wake = wake
         self._cancel = cancel
         self._reconnected = reconnected
+        self._failed = failed
         self._lost = False
         self._wanted = False
         self._ask = False
@@ -116,7 +119,7 @@ class Listener:
                     self._lost = True
                     self._pause([self._here], wait)
         except BaseException as error:
-            self._part.failure = error
+            self._failed(error)
         finally:
             self._part.disconnect()
             self._change(Parking.AWAY)

@@ -32,7 +32,6 @@ class Part:
 
     def __init__(self, name: str, connect: Callable[[], Session], outages: Outages, retry: Retry) -> None:
         self.name = name
-        self.failure: BaseException | None = None
         self._connect = connect
         self._outages = outages
         self._retry = retry

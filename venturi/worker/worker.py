@@ -170,7 +170,7 @@ class Worker:
         try:
             parts.start()
             interrupt = self._loop(parts.coordinator)
-            released = parts.coordinator.release()
+            released = parts.coordinator.finish()
         except BaseException as error:
             self._failure = self._failure or error
             self.stop(0)
@@ -338,6 +338,7 @@ class _Parts:
             outages,
             wake=worker._inbox.call,
             cancel=self._maintainer.poke,
+            failed=worker._fail,
             reconnected=lambda: queue.telemetry.count("venturi.listener.reconnects"),
         )
 
