@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import datetime as dt
 import logging
+import math
 import threading
 import time
 import typing as t
@@ -16,45 +17,89 @@ from typing_extensions import TypeVar
 from venturi.errors import Cancelled, ConfigError, LeaseLost, Reason
 from venturi.values import Entry
 
-__all__ = ["Cancellation", "Context", "Pending", "current_context"]
+__all__ = ["Cancellation", "Context", "Pending", "RunSignal", "current_context", "enter"]
 
 T = TypeVar("T")
 C = TypeVar("C", default=None)
 S = TypeVar("S", default=None)
 
+_telling = threading.Lock()
+"""Held for a moment while a run is told to stop, or begins to wait for it; one for all runs, since both are rare."""
+
 _logger = logging.getLogger("venturi.handler")
 _current: contextvars.ContextVar[Context[t.Any, t.Any]] = contextvars.ContextVar("venturi_context")
 
 
-class Cancellation:
-    """Tells a run to stop, and why. Like an Event, but with a reason, and it can be set by the worker only.
+class RunSignal:
+    """Where a worker tells one run to stop, and the reasons that the clock gives by itself.
 
     A timeout and the end of the lease are read off the monotonic clock by whoever asks, so that they are noticed
     even while the database, and with it every thread that speaks to it, hangs.
+
+    Attributes:
+        lease_end: When the claim ends unless renewed, on the monotonic clock.
+        timeout_at: When the run has taken too long; None without a timeout.
+        by_operator: Whether somebody has asked to cancel the job, be it after another reason.
     """
 
+    __slots__ = ("_event", "_reason", "by_operator", "lease_end", "timeout_at")
+
     def __init__(self, lease_end: float) -> None:
-        self._told = threading.Event()
-        self._lock = threading.Lock()
+        self.lease_end = lease_end
+        self.timeout_at: float | None = None
+        self.by_operator = False
         self._reason: Reason | None = None
-        self._lease_end = lease_end
-        self._timeout_at: float | None = None
-        self._by_operator = False
+        self._event: threading.Event | None = None
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why the run is to stop; the first reason stays. None: it is not."""
+        if self._reason is None:
+            now = time.monotonic()
+            if self.timeout_at is not None and now >= self.timeout_at:
+                self.tell("timeout")
+            elif now >= self.lease_end:
+                self.tell("lease lost")
+        return self._reason
+
+    def tell(self, reason: Reason) -> None:
+        """Tell the run to stop."""
+        with _telling:
+            self.by_operator = self.by_operator or reason == "operator"
+            if self._reason is None:
+                self._reason = reason
+            if self._event is not None:
+                self._event.set()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for a reason, at most ``timeout`` seconds; whether there is one."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        with _telling:
+            event = self._event = self._event or threading.Event()
+        while self.reason is None:
+            now = time.monotonic()
+            if now >= end:
+                return False
+            # A renewal moves the end of the lease while this waits, so that it is looked at again at each end.
+            ends = min(end, self.lease_end, math.inf if self.timeout_at is None else self.timeout_at)
+            event.wait(min(max(0.0, ends - now), threading.TIMEOUT_MAX))
+        return True
+
+
+class Cancellation:
+    """Tells a run to stop, and why. Like an Event, but with a reason, and only the worker can set it."""
+
+    def __init__(self, signal: RunSignal) -> None:
+        self._signal = signal
 
     @property
     def reason(self) -> Reason | None:
         """``shutdown``, ``timeout``, ``lease lost`` or ``operator``; the first one stays. None: not told to stop."""
-        if self._reason is None:
-            now = time.monotonic()
-            if self._timeout_at is not None and now >= self._timeout_at:
-                self._tell("timeout")
-            elif now >= self._lease_end:
-                self._tell("lease lost")
-        return self._reason
+        return self._signal.reason
 
     def is_set(self) -> bool:
         """Whether the run was told to stop."""
-        return self.reason is not None
+        return self._signal.reason is not None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until told to stop.
@@ -65,15 +110,7 @@ class Cancellation:
         Returns:
             Whether the run was told to stop.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self.is_set():
-            now = time.monotonic()
-            if end is not None and now >= end:
-                return False
-            ends = [moment for moment in (end, self._timeout_at, self._lease_end) if moment is not None]
-            # A renewal moves the end of the lease while this waits, so that it is looked at again at each end.
-            self._told.wait(min(max(0.0, min(ends) - now), threading.TIMEOUT_MAX))
-        return True
+        return self._signal.wait(timeout)
 
     def check(self) -> None:
         """Raise when the run was told to stop.
@@ -82,7 +119,7 @@ class Cancellation:
             LeaseLost: The reason is ``lease lost``.
             Cancelled: Another reason.
         """
-        reason = self.reason
+        reason = self._signal.reason
         if reason == "lease lost":
             raise LeaseLost
         if reason is not None:
@@ -90,19 +127,6 @@ class Cancellation:
 
     def __repr__(self) -> str:
         return f"<venturi.Cancellation {self.reason or 'not set'}>"
-
-    def _tell(self, reason: Reason) -> None:
-        with self._lock:
-            self._by_operator = self._by_operator or reason == "operator"
-            if self._reason is None:
-                self._reason = reason
-        self._told.set()
-
-    def _start_timeout(self, timeout: float) -> None:
-        self._timeout_at = time.monotonic() + timeout
-
-    def _renew(self, lease_end: float) -> None:
-        self._lease_end = lease_end
 
 
 class Context(t.Generic[C, S]):
@@ -128,7 +152,8 @@ class Context(t.Generic[C, S]):
         failure_count: int,
         carry: C,
         state: S,
-        cancelled: Cancellation,
+        signal: RunSignal,
+        evidence: dict[str, object],
         history: Callable[[], list[Entry]],
     ) -> None:
         self.id = id
@@ -137,10 +162,11 @@ class Context(t.Generic[C, S]):
         self.failure_count = failure_count
         self.carry = carry
         self.state = state
-        self.cancelled = cancelled
+        self.cancelled = Cancellation(signal)
+        self._signal = signal
         self._history = history
         self._read: list[Entry] | None = None
-        self._evidence: dict[str, object] = {}
+        self._evidence = evidence
 
     @property
     def history(self) -> list[Entry]:
@@ -156,7 +182,7 @@ class Context(t.Generic[C, S]):
     @property
     def time_remaining(self) -> dt.timedelta | None:
         """Time until the run's timeout, never below zero; None without a timeout."""
-        end = self.cancelled._timeout_at  # pyright: ignore[reportPrivateUsage]
+        end = self._signal.timeout_at
         return None if end is None else dt.timedelta(seconds=max(0.0, end - time.monotonic()))
 
     @property

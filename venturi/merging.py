@@ -21,7 +21,7 @@ from venturi.context import Pending
 from venturi.errors import PayloadError
 from venturi.outcome import Combine, Independent, Keep, Replace
 from venturi.store.connections import Connection
-from venturi.store.producing import Candidate, MergeEntry, Merged, NewJob, Producing
+from venturi.store.producing import Candidate, Merged, MergeEntry, NewJob, Producing
 from venturi.store.sql import LATEST_INSTANT
 from venturi.task import TaskType
 from venturi.values import Action, Entry, Priority, Receipt
@@ -29,6 +29,8 @@ from venturi.values import Action, Entry, Priority, Receipt
 __all__ = ["Merging", "Request"]
 
 logger = logging.getLogger("venturi.queue")
+
+_DECISIONS: tuple[type[t.Any], ...] = (Keep, Replace, Combine, Independent)
 
 
 @attrs.frozen
@@ -162,7 +164,7 @@ class Merging:
             history=lambda: self._history(held.id),
         )
         decision = merge(pending)
-        if not isinstance(decision, (Keep, Replace, Combine, Independent)):
+        if not isinstance(decision, _DECISIONS):
             raise TypeError(
                 f"{type(request.task).__qualname__}.merge() must return Keep, Replace, Combine or Independent, "
                 f"not {type(decision).__name__}"
@@ -172,11 +174,11 @@ class Merging:
     def _apply(self, request: Request, held: _Held, decision: t.Any, due: dt.datetime) -> Action:
         before = (held.priority, held.visible_at)
         action: Action = "kept"
-        if isinstance(decision, Replace):
+        if type(decision) is Replace:
             held.task, held.payload = request.task, request.job.payload
             held.carry, held.failure_count, held.priority = None, 0, request.job.priority
             action = "replaced"
-        elif isinstance(decision, Combine):
+        elif type(decision) is Combine:
             self._combine(request, held, decision)
             action = "combined"
         if action != "kept":
@@ -189,7 +191,9 @@ class Merging:
     def _combine(self, request: Request, held: _Held, decision: Combine[t.Any]) -> None:
         type_ = request.type
         if type(decision.task) is not type_.cls:
-            raise TypeError(f"Combine(task=...) must hold a {type_.cls.__qualname__}, not {type(decision.task).__name__}")
+            raise TypeError(
+                f"Combine(task=...) must hold a {type_.cls.__qualname__}, not {type(decision.task).__name__}"
+            )
         held.task, held.payload = decision.task, codec.encode(decision.task, type_.cls)
         if decision.carry is not attrs.NOTHING:
             held.carry = write_carry(decision.carry, type_)
@@ -207,9 +211,7 @@ class Merging:
             "visible_at": [before[1].isoformat(), held.visible_at.isoformat()],
         }
         self._entries.append(
-            MergeEntry(
-                held.id, held.run_count, held.failure_count, request.type.kind, decision, json.dumps(evidence)
-            )
+            MergeEntry(held.id, held.run_count, held.failure_count, request.type.kind, decision, json.dumps(evidence))
         )
 
     def _write(self) -> None:
@@ -236,7 +238,7 @@ class Merging:
 def _decoded(candidate: Candidate, type_: TaskType) -> _Held | None:
     """The candidate with its task; None, and a log line, when payload or carry cannot be decoded by this version of the code."""
     try:
-        task: t.Any = codec.decode(candidate.payload, type_.cls)
+        task: t.Any = codec.decode(candidate.payload, t.cast("type[t.Any]", type_.cls))
         read_carry(candidate.carry, type_)
     except PayloadError as error:
         logger.warning(

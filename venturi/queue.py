@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
+import functools
 import time
 import typing as t
 import uuid
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 
-import psycopg
-from psycopg.pq import TransactionStatus
 from typing_extensions import TypeVar
 
 from venturi import checks, codec
@@ -21,10 +18,10 @@ from venturi.ids import uuid7
 from venturi.merging import Merging, Request
 from venturi.outcome import Outcome
 from venturi.registry import Handler, Registry
-from venturi.store.connections import Connection, Pool, resolve, schema_errors
-from venturi.store.looking import FINISHED, HISTORY, Looking
+from venturi.store.connections import Connection
+from venturi.store.looking import FINISHED, HISTORY
 from venturi.store.producing import NewJob, Producing
-from venturi.store.sql import Sql
+from venturi.store.store import Store
 from venturi.task import dedup_key, task_type
 from venturi.telemetry import Telemetry
 from venturi.values import Entry, Job, Priority, Receipt, Report, Stats, Status
@@ -78,18 +75,17 @@ class Queue(t.Generic[S]):
         pooler: bool = False,
     ) -> None:
         self.schema: str = checks.schema(schema)
-        self.notify: bool = checks.flag("notify", notify)
-        self.pooler: bool = checks.flag("pooler", pooler)
         self.registry: Registry = Registry()
         self.telemetry: Telemetry = Telemetry(self.schema)
-        self._dsn = dsn
-        self._listen_dsn = listen_dsn
-        self._pool = Pool(dsn, checks.whole("pool_size", pool_size, 1), self.pooler)
-        self._loud = Sql(self.schema, notify=self.notify)
-        self._quiet = Sql(self.schema, notify=False)
-        self._looking = Looking(self._loud)
-        self._lock = threading.Lock()
-        self._wakers: set[Callable[[], None]] = set()
+        self.store: Store = Store(
+            self.schema,
+            dsn=dsn,
+            pool_size=checks.whole("pool_size", pool_size, 1),
+            listen_dsn=listen_dsn,
+            notify=checks.flag("notify", notify),
+            pooler=checks.flag("pooler", pooler),
+        )
+        self._looking = self.store.looking
 
     def __repr__(self) -> str:
         return f"<venturi.Queue {self.schema!r}>"
@@ -119,11 +115,12 @@ class Queue(t.Generic[S]):
             DuplicateKindError: The queue has another handler for the kind.
         """
         if fn is None:
-            return lambda decorated: self._register(decorated, options)
-        return self._register(fn, options)
+            return functools.partial(self._register, **options)
+        return self._register(fn)
 
-    def _register(self, fn: Callable[..., Outcome], options: dict[str, t.Any]) -> Handler[t.Any]:
-        made = fn if isinstance(fn, Handler) and not options else Handler[t.Any](fn, **options)
+    def _register(self, fn: t.Any, **options: t.Any) -> Handler[t.Any]:
+        plain = not isinstance(fn, Handler)
+        made: Handler[t.Any] = Handler(fn, **options) if options or plain else fn
         self.registry.add(made)
         return made
 
@@ -158,16 +155,16 @@ class Queue(t.Generic[S]):
             TypeError: ``task`` is no task, or an option is of the wrong type; nothing was sent.
         """
         due = _due(at, delay)
-        quiet = self._statements(notify)
+        producing = self._producing(notify)
         with self.telemetry.producing(_kind(task)) as trace:
             started = time.monotonic()
             request = self._request(task, priority, trace)
             if request.job.dedup_key is None:
-                with self._borrowed(conn) as connection:
-                    Producing(quiet).insert(connection, request.job, due[0], due[1])
+                with self.store.borrowed(conn) as connection:
+                    producing.insert(connection, request.job, due[0], due[1])
                 receipt = Receipt(request.job.id, "inserted")
             else:
-                receipt = self._store([request], conn, due, quiet)[0]
+                receipt = self._store([request], conn, due, producing)[0]
         self._enqueued([request], [receipt], started, local=conn is None)
         return receipt
 
@@ -188,14 +185,14 @@ class Queue(t.Generic[S]):
         nothing. The options are those of `enqueue` and hold for all; a PayloadError has the position in ``index``.
         """
         due = _due(at, delay)
-        quiet = self._statements(notify)
+        producing = self._producing(notify)
         given = list(tasks)
         if not given:
             return []
         with self.telemetry.producing(_kind(given[0])) as trace:
             started = time.monotonic()
             requests = [self._numbered(n, task, priority, trace) for n, task in enumerate(given)]
-            receipts = self._store(requests, conn, due, quiet)
+            receipts = self._store(requests, conn, due, producing)
         self._enqueued(requests, receipts, started, local=conn is None)
         return receipts
 
@@ -213,22 +210,28 @@ class Queue(t.Generic[S]):
         return Request(task, type_, NewJob(uuid7(), type_.kind, payload, wanted, dedup_key(task), trace))
 
     def _store(
-        self, requests: Sequence[Request], conn: Connection | None, due: tuple[dt.datetime | None, dt.timedelta], statements: Sql
+        self,
+        requests: Sequence[Request],
+        conn: Connection | None,
+        due: tuple[dt.datetime | None, dt.timedelta],
+        producing: Producing,
     ) -> list[Receipt]:
         keyed = any(request.job.dedup_key is not None for request in requests)
-        with self._transaction(conn, pipeline=keyed) as connection:
+        with self.store.transaction(conn, pipeline=keyed) as connection:
             merging = Merging(
-                Producing(statements),
+                producing,
                 connection,
                 lambda id_: self._looking.journal(connection, id_, HISTORY),
                 *due,
             )
             return merging.store(requests)
 
-    def _statements(self, notify: bool | None) -> Sql:
-        return self._loud if notify is None or checks.flag("notify", notify) else self._quiet
+    def _producing(self, notify: bool | None) -> Producing:
+        return self.store.producing(None if notify is None else checks.flag("notify", notify))
 
-    def _enqueued(self, requests: Sequence[Request], receipts: Sequence[Receipt], started: float, *, local: bool) -> None:
+    def _enqueued(
+        self, requests: Sequence[Request], receipts: Sequence[Receipt], started: float, *, local: bool
+    ) -> None:
         telemetry = self.telemetry
         for request, receipt in zip(requests, receipts, strict=True):
             kind = request.type.kind
@@ -236,15 +239,17 @@ class Queue(t.Generic[S]):
                 telemetry.count("messaging.client.sent.messages", venturi__kind=kind)
             else:
                 telemetry.count("venturi.merged", venturi__kind=kind, venturi__action=receipt.action)
-        telemetry.record("messaging.client.operation.duration", time.monotonic() - started, messaging__operation__type="send")
+        telemetry.record(
+            "messaging.client.operation.duration", time.monotonic() - started, messaging__operation__type="send"
+        )
         if local:
-            self._wake()
+            self.store.local.wake()
 
     # --- Operators
 
     def job(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> Job | None:
         """One job as it stands; None when the id is unknown."""
-        with self._borrowed(conn) as connection:
+        with self.store.borrowed(conn) as connection:
             return self._looking.job(connection, _id(id))
 
     def jobs(
@@ -276,7 +281,7 @@ class Queue(t.Generic[S]):
         since = None if finished_since is None else checks.instant("finished_since", finished_since)
         until = None if finished_until is None else checks.instant("finished_until", finished_until)
         number = checks.whole("limit", limit, 1, 1000)
-        with self._borrowed(conn) as connection:
+        with self.store.borrowed(conn) as connection:
             return self._looking.jobs(
                 connection,
                 kinds=self._kinds(kind),
@@ -289,12 +294,12 @@ class Queue(t.Generic[S]):
 
     def journal(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> list[Entry]:
         """Everything recorded of a job, oldest first; an empty list when the id is unknown."""
-        with self._borrowed(conn) as connection:
+        with self.store.borrowed(conn) as connection:
             return self._looking.journal(connection, _id(id))
 
     def stats(self, *, conn: Connection | None = None) -> Stats:
         """How many jobs of each kind are ready, scheduled, claimed and dead, in one consistent snapshot."""
-        with self._borrowed(conn) as connection:
+        with self.store.borrowed(conn) as connection:
             return self._looking.stats(connection)
 
     def cancel(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> bool:
@@ -303,8 +308,8 @@ class Queue(t.Generic[S]):
         Returns:
             False when the job is finished or unknown; nothing changes then.
         """
-        with self._transaction(conn) as connection:
-            return self._looking.cancel(connection, _id(id), notify=self.notify)
+        with self.store.transaction(conn) as connection:
+            return self._looking.cancel(connection, _id(id), notify=self.store.notify)
 
     def requeue(self, id: uuid.UUID, /, *, delay: dt.timedelta | None = None, conn: Connection | None = None) -> bool:
         """Send a dead job back: same id, payload, priority, key and carry, no failures.
@@ -338,18 +343,21 @@ class Queue(t.Generic[S]):
         return self._requeue(None, self._kinds(kind), checks.whole("limit", limit, 1), delay, conn)
 
     def _requeue(
-        self, id: uuid.UUID | None, kinds: Sequence[str] | None, limit: int, delay: dt.timedelta | None, conn: Connection | None
+        self,
+        id: uuid.UUID | None,
+        kinds: Sequence[str] | None,
+        limit: int,
+        delay: dt.timedelta | None,
+        conn: Connection | None,
     ) -> int:
         wait = _due(None, delay)[1]
-        with self._borrowed(conn) as connection:
+        with self.store.borrowed(conn) as connection:
             number = self._looking.requeue(connection, id=id, kinds=kinds, limit=limit, delay=wait)
         if conn is None and number:
-            self._wake()
+            self.store.local.wake()
         return number
 
-    def cleanup(
-        self, *, finished_before: dt.datetime, kind: str | None = None, status: Status | None = None
-    ) -> int:
+    def cleanup(self, *, finished_before: dt.datetime, kind: str | None = None, status: Status | None = None) -> int:
         """Delete finished jobs with all their journal entries, oldest first, in transactions of at most 1000 jobs each.
 
         Args:
@@ -369,7 +377,7 @@ class Queue(t.Generic[S]):
         statuses = list(FINISHED) if status is None else [status]
         deleted = 0
         while True:
-            with self._borrowed(None) as connection:
+            with self.store.borrowed(None) as connection:
                 batch = self._looking.cleanup(
                     connection, finished_before=before, kinds=self._kinds(kind), statuses=statuses
                 )
@@ -386,13 +394,11 @@ class Queue(t.Generic[S]):
         Raises:
             SchemaError: The records of earlier migrations do not fit.
         """
-        from venturi.store import migrate
-
-        return migrate.migrate(resolve(self._dsn), self.schema)
+        return self.store.migrate()
 
     def close(self) -> None:
         """Close the producers' connections; the next use opens new ones. Running workers are not touched."""
-        self._pool.close()
+        self.store.close()
 
     # --- Worker
 
@@ -427,56 +433,8 @@ class Queue(t.Generic[S]):
         worker = Worker(self, state=state, **options)
         return worker.run() if block else worker.start()
 
-    def _add_waker(self, wake: Callable[[], None]) -> None:
-        with self._lock:
-            self._wakers = self._wakers | {wake}
-
-    def _remove_waker(self, wake: Callable[[], None]) -> None:
-        with self._lock:
-            self._wakers = self._wakers - {wake}
-
-    def _wake(self) -> None:
-        """Wake this process's workers directly: they need no notification for what is committed here."""
-        for wake in self._wakers:
-            wake()
-
-    # --- Connections
-
-    @contextmanager
-    def _borrowed(self, conn: Connection | None) -> Generator[Connection]:
-        """The caller's connection as it is, or one of the queue's own."""
-        if conn is not None:
-            yield _connection(conn)
-            return
-        with schema_errors(self.schema), self._pool.connection() as session:
-            if self.pooler:
-                with session.transaction():
-                    yield session
-            else:
-                yield session
-
-    @contextmanager
-    def _transaction(self, conn: Connection | None, *, pipeline: bool = False) -> Generator[Connection]:
-        """A transaction: the caller's, or one begun here where there is none."""
-        if conn is not None:
-            connection = _connection(conn)
-            alone = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
-            with connection.transaction() if alone else nullcontext():
-                yield connection
-            return
-        with schema_errors(self.schema), self._pool.connection() as session:
-            # In a pipeline the statements up to the first answer that is read travel together.
-            with session.pipeline() if pipeline else nullcontext(), session.transaction():
-                yield session
-
     def _kinds(self, kind: str | None) -> tuple[str, ...] | None:
         return None if kind is None else self.registry.names(kind)
-
-
-def _connection(conn: object) -> Connection:
-    if not isinstance(conn, psycopg.Connection):
-        raise TypeError(f"conn must be a psycopg.Connection, not {type(conn).__name__}")
-    return conn
 
 
 def _id(value: object) -> uuid.UUID:

@@ -50,7 +50,9 @@ class Handler(t.Generic[T]):
         self.task = task
         self.cap: int | None = None if cap is None else checks.whole("cap", cap, 1)
         self.dead_on: tuple[type[Exception], ...] = _exceptions(dead_on)
-        self.name: str = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', None) or type(fn).__qualname__}"
+        self.name: str = (
+            f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', None) or type(fn).__qualname__}"
+        )
 
     def __call__(self, task: T, /, *rest: t.Any) -> Outcome:
         return self.fn(task, *rest)
@@ -160,10 +162,12 @@ class Registry:
             self._bound.update(dict.fromkeys(task.kinds, Bound(handler, task, takes_context)))
 
 
-def _exceptions(value: t.Any) -> tuple[type[Exception], ...]:
-    if not (isinstance(value, tuple) and all(isinstance(x, type) and issubclass(x, Exception) for x in value)):
+def _exceptions(value: object) -> tuple[type[Exception], ...]:
+    given = t.cast("tuple[object, ...]", value if isinstance(value, tuple) else (value,))
+    classes = tuple(each for each in given if isinstance(each, type) and issubclass(each, Exception))
+    if given is not value or len(classes) < len(given):
         raise ConfigError(f"dead_on={value!r}: must be a tuple of exception classes")
-    return value
+    return classes
 
 
 def _parameters(handler: Handler[t.Any]) -> list[inspect.Parameter]:

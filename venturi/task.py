@@ -94,7 +94,7 @@ def task(
     }
 
     def wrap(cls: type[U]) -> type[U]:
-        if not isinstance(cls, type):
+        if not isinstance(cls, type):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
             raise ConfigError(f"@venturi.task({kind!r}) decorates a class, not {cls!r}")
         made = cls if "__attrs_attrs__" in vars(cls) else attrs.frozen(cls)
         made.__venturi_task__ = TaskType(cls=made, **described)  # type: ignore[attr-defined]

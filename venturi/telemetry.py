@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 import logging
 import typing as t
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 
@@ -77,9 +77,11 @@ class Telemetry:
         self._guard(lambda: self._instrument(name).record(seconds, self._with(attributes)))
 
     @contextmanager
-    def producing(self, kind: str) -> Iterator[str | None]:
+    def producing(self, kind: str) -> Generator[str | None]:
         """A producer span around an enqueue; gives the JSON text of its context, None when it is not traced."""
-        span = self._start(f"send {kind}", trace.SpanKind.PRODUCER, {"messaging.operation.type": "send", "venturi.kind": kind})
+        span = self._start(
+            f"send {kind}", trace.SpanKind.PRODUCER, {"messaging.operation.type": "send", "venturi.kind": kind}
+        )
         try:
             yield self._headers(span)
         except BaseException as error:
@@ -89,7 +91,7 @@ class Telemetry:
             self._end(span)
 
     @contextmanager
-    def processing(self, kind: str, job: str, run: int, headers: str | None) -> Iterator[Callable[[str], None]]:
+    def processing(self, kind: str, job: str, run: int, headers: str | None) -> Generator[Callable[[str], None]]:
         """A consumer span around a run, linked to the enqueue; gives a function that says how the run ended."""
         attributes: Attributes = {
             "messaging.operation.type": "process",

@@ -10,7 +10,19 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["Action", "Entry", "Job", "JournalOutcome", "KindStats", "Priority", "Receipt", "Released", "Report", "Stats", "Status"]
+__all__ = [
+    "Action",
+    "Entry",
+    "Job",
+    "JournalOutcome",
+    "KindStats",
+    "Priority",
+    "Receipt",
+    "Released",
+    "Report",
+    "Stats",
+    "Status",
+]
 
 Action: t.TypeAlias = t.Literal["inserted", "kept", "replaced", "combined"]
 Status: t.TypeAlias = t.Literal["pending", "claimed", "completed", "dead", "cancelled"]

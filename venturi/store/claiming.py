@@ -262,7 +262,11 @@ class Claiming:
 
 def _details(number: int, ending: Ending) -> str:
     """The rarer fields as one JSON object; an empty text when there are none."""
-    fields = [f'"{name}":{json.dumps(text)}' for name, text in (("note", ending.note), ("traceback", ending.traceback)) if text]
+    fields = [
+        f'"{name}":{json.dumps(text)}'
+        for name, text in (("note", ending.note), ("traceback", ending.traceback))
+        if text
+    ]
     if ending.evidence is not None:
         fields.append(f'"evidence":{ending.evidence}')
     if ending.carry is not None:

@@ -6,13 +6,13 @@ import os
 import select
 import threading
 import typing as t
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import psycopg
 from psycopg import adapt, conninfo, errors
 from psycopg.abc import PQGen
-from psycopg.rows import TupleRow
+from psycopg.rows import TupleRow, tuple_row
 
 from venturi.errors import ConfigError, SchemaError
 
@@ -58,7 +58,7 @@ def resolve(dsn: str | None) -> str:
     ):
         if value is None or (value == "" and source != "dsn"):
             continue
-        if not isinstance(value, str):
+        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
             raise ConfigError(f"{source} must be a connection string, not {type(value).__name__}")
         try:
             conninfo.conninfo_to_dict(value)
@@ -136,28 +136,35 @@ def _prepare_session(session: Session, pooler: bool) -> None:
     session.execute(f"SELECT {settings}".encode(), prepare=False)
 
 
+# psycopg's defaults as they were when this was imported: a program may change them for all its connections later.
+_ADAPTERS = adapt.AdaptersMap(psycopg.adapters)
+
+
 class Rows(psycopg.Cursor[TupleRow]):
     """A cursor that reads and writes values as psycopg does by default, on a connection that may do otherwise."""
 
     @property
     def adapters(self) -> adapt.AdaptersMap:
-        return psycopg.adapters
+        return _ADAPTERS
 
 
 def run(connection: Connection, query: bytes, parameters: tuple[t.Any, ...] = (), prepare: bool | None = None) -> Rows:
     """Run one statement on any connection; the rows of the cursor returned are tuples."""
-    cursor = Rows(connection)
-    cursor.execute(query, parameters, prepare=prepare)
+    cursor = Rows(connection, row_factory=tuple_row)
+    # Binary answers do not depend on the session's DateStyle and IntervalStyle, of which psycopg reads only some as text.
+    cursor.execute(query, parameters, prepare=prepare, binary=True)
     return cursor
 
 
 @contextmanager
-def schema_errors(schema: str) -> Iterator[None]:
+def schema_errors(schema: str) -> Generator[None]:
     """Turn the error of a queue that was never migrated into one that says what to do."""
     try:
         yield
     except (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn) as error:
-        raise SchemaError(f"the schema {schema!r} holds no queue of this version: run `venturi migrate`: {error}") from error
+        raise SchemaError(
+            f"the schema {schema!r} holds no queue of this version: run `venturi migrate`: {error}"
+        ) from error
 
 
 class Pool:
@@ -180,7 +187,7 @@ class Pool:
         self._inherited: list[object] = []
 
     @contextmanager
-    def connection(self) -> Iterator[Session]:
+    def connection(self) -> Generator[Session]:
         """A connection in autocommit mode, for the time of the block.
 
         Raises:
@@ -246,4 +253,3 @@ def _check(session: Session) -> None:
     if poll.poll(0):
         session.close()
         raise psycopg.OperationalError("the server closed this idle connection")
-

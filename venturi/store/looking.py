@@ -57,7 +57,9 @@ class Looking:
         """One snapshot of the queue."""
         kinds: dict[str, KindStats] = {}
         workers = 0
-        for kind, ready, scheduled, claimed, dead, oldest, served, live in run(connection, self._sql(sql.STATS)).fetchall():
+        for kind, ready, scheduled, claimed, dead, oldest, served, live in run(
+            connection, self._sql(sql.STATS)
+        ).fetchall():
             workers = live
             if kind is not None:
                 kinds[kind] = KindStats(ready, scheduled, claimed, dead, oldest, served)

@@ -154,49 +154,57 @@ SELECT (x->>0)::uuid, (x->>1)::bigint, (x->>2)::bigint, {now}, 6, x->>3, x->>4, 
 
 # --- Claim
 
+
+def _placed(source: str) -> str:
+    """The rows of ``source`` with their positions in the rotation; see CLAIM."""
+    return f"""
+  SELECT p.*, coalesce(
+      (CASE p.tier WHEN 0 THEN s.high WHEN 1 THEN s.normal ELSE s.low END)[p.rank],
+      1000000 + CASE WHEN p.highs < cardinality(s.high) THEN p.tier
+                     WHEN p.normals < cardinality(s.normal) THEN (p.tier + 1) %% 3
+                     ELSE p.tier END) AS position
+    FROM turns s, (
+      SELECT f.tid, f.visible_at, f.tier, f.task, f.room,
+             row_number() OVER (PARTITION BY f.tier ORDER BY f.visible_at) AS rank,
+             count(*) FILTER (WHERE f.tier = 0) OVER () AS highs, count(*) FILTER (WHERE f.tier = 1) OVER () AS normals
+        FROM {source} f) p"""
+
+
 # live_lane serves each lane's look at its head, which locks nothing. Each candidate gets the position in the rotation that
 # its rank within its tier earns, or one after all positions when its tier has no more of them; those are ordered by the
-# fallback of the tier that was short of jobs. Room of capped kinds is filled in that same order. Only the chosen are locked.
-CLAIM = """
+# fallback of the tier that was short of jobs. Room of capped kinds is filled in that same order, and who is left is
+# placed once more: a position goes to no job that has no room. Only the chosen are locked.
+CLAIM = f"""
 WITH peeked AS MATERIALIZED (
-  SELECT p.tid, p.visible_at, a.tier, a.room, a.task,
-         row_number() OVER (PARTITION BY a.tier ORDER BY p.visible_at) AS rank
+  SELECT p.tid, p.visible_at, a.tier, a.room, a.task
     FROM unnest(%s::text[], %s::smallint[], %s::int[], %s::int[], %s::int[], %s::float8[])
            a(kind, tier, task, room, depth, mark)
    CROSS JOIN LATERAL (
-     SELECT l.ctid AS tid, l.visible_at FROM {q}.live l
-      WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at >= to_timestamp(a.mark) AND l.visible_at <= {now}
+     SELECT l.ctid AS tid, l.visible_at FROM {{q}}.live l
+      WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at >= to_timestamp(a.mark) AND l.visible_at <= {{now}}
         AND l.owner IS NULL
       ORDER BY l.visible_at LIMIT a.depth) p),
-tiers AS MATERIALIZED (
-  SELECT count(*) FILTER (WHERE tier = 0) AS high, count(*) FILTER (WHERE tier = 1) AS normal FROM peeked),
-placed AS (
-  SELECT p.*, coalesce(
-      (CASE p.tier WHEN 0 THEN s.high WHEN 1 THEN s.normal ELSE s.low END)[p.rank],
-      1000000 + CASE WHEN t.high < cardinality(s.high) THEN p.tier
-                     WHEN t.normal < cardinality(s.normal) THEN (p.tier + 1) %% 3
-                     ELSE p.tier END) AS position
-    FROM peeked p, tiers t, (SELECT %s::int[] AS high, %s::int[] AS normal, %s::int[] AS low) s),
-roomy AS (
-  SELECT tid, position, visible_at, room,
-         row_number() OVER (PARTITION BY task ORDER BY position, visible_at) AS taken
-    FROM placed),
+turns AS (SELECT %s::int[] AS high, %s::int[] AS normal, %s::int[] AS low),
+placed AS ({_placed("peeked")}),
+fitting AS (
+  SELECT r.* FROM (SELECT *, row_number() OVER (PARTITION BY task ORDER BY position, visible_at) AS taken FROM placed) r
+   WHERE r.taken <= r.room),
 chosen AS MATERIALIZED (
-  SELECT tid FROM roomy WHERE taken <= room ORDER BY position, visible_at LIMIT %s),
+  SELECT c.tid FROM ({_placed("fitting")}) c ORDER BY c.position, c.visible_at LIMIT %s),
 claimed AS (
-  UPDATE {q}.live l
-     SET owner = %s, lease_until = {now} + %s::interval, run_count = least(l.run_count, 9223372036854775806) + 1
+  UPDATE {{q}}.live l
+     SET owner = %s, lease_until = {{now}} + %s::interval, run_count = least(l.run_count, 9223372036854775806) + 1
    WHERE l.ctid = ANY (ARRAY(
            SELECT f.tid FROM chosen c CROSS JOIN LATERAL (
-             SELECT r.ctid AS tid FROM {q}.live r WHERE r.ctid = c.tid AND r.owner IS NULL AND r.visible_at <= {now}
+             SELECT r.ctid AS tid FROM {{q}}.live r WHERE r.ctid = c.tid AND r.owner IS NULL AND r.visible_at <= {{now}}
                 FOR UPDATE SKIP LOCKED) f))
   RETURNING l.id, l.kind, l.priority, l.run_count, l.failure_count, l.carry, l.visible_at)
 SELECT (SELECT count(*) FROM chosen), c.id, c.kind, c.priority, c.run_count, c.failure_count, c.carry::text,
-       extract(epoch FROM c.visible_at)::float8, extract(epoch FROM {now} - c.visible_at)::float8,
+       extract(epoch FROM c.visible_at)::float8, extract(epoch FROM {{now}} - c.visible_at)::float8,
        b.payload::text, b.trace::text
   FROM (SELECT 1) one
   LEFT JOIN claimed c ON true
-  LEFT JOIN LATERAL (SELECT j.payload, j.trace FROM {q}.jobs j WHERE j.id = c.id LIMIT 1) b ON true"""
+  LEFT JOIN LATERAL (SELECT j.payload, j.trace FROM {{q}}.jobs j WHERE j.id = c.id LIMIT 1) b ON true"""
 
 # Seconds until the first unclaimed job of the lanes is due; ready ones count, so that nothing is parked over.
 NEXT_DUE = """
@@ -212,7 +220,8 @@ SELECT extract(epoch FROM min(d.visible_at) - {now})::float8
 # Every way in which a claim ends, guarded by id, owner and run_count, and for a recovery by the end of the lease too. It never
 # waits for a row (SKIP LOCKED): a renewal or a merge may hold it. Locked is not lost: the answer names what was not
 # settled and says whether the claim still stands as asked ("ours"), or whether this very end is in the journal already
-# ("done": the answer to an earlier try was lost), or neither.
+# ("done": the answer to an earlier try was lost), or neither. A renewal that commits between this statement's snapshot and
+# its lock leaves a version that the lock follows but DELETE and UPDATE do not see: what counts is what they changed.
 SETTLE = """
 WITH given AS MATERIALIZED (
   SELECT s.*, d.note, d.traceback, d.evidence, d.carry
@@ -231,27 +240,31 @@ held AS MATERIALIZED (
          AND (NOT %s::bool OR r.lease_until < {now})
        LIMIT 1 FOR UPDATE SKIP LOCKED) l),
 gone AS (
-  DELETE FROM {q}.live r WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held WHERE outcome IN (0, 3, 7)))),
+  DELETE FROM {q}.live r WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held WHERE outcome IN (0, 3, 7)))
+  RETURNING r.id),
 again AS (
   UPDATE {q}.live r
      SET owner = NULL, lease_until = NULL, failure_count = h.failure_count, carry = h.carry,
          visible_at = least({now} + h.delay * interval '1 microsecond', {latest})
-    FROM held h WHERE r.ctid = h.tid AND h.outcome IN (1, 2, 4, 5)),
+    FROM held h WHERE r.ctid = h.tid AND h.outcome IN (1, 2, 4, 5)
+  RETURNING r.id),
+ended AS MATERIALIZED (
+  SELECT * FROM held WHERE id IN (SELECT id FROM gone UNION ALL SELECT id FROM again)),
 buried AS (
   INSERT INTO {q}.dead (id, kind, died_at, run_count, failure_count, carry)
-  SELECT id, kind, {now}, run, failure_count, carry FROM held WHERE outcome = 3),
+  SELECT id, kind, {now}, run, failure_count, carry FROM ended WHERE outcome = 3),
 written AS (
   INSERT INTO {q}.journal (job_id, run_no, failure_count, recorded_at, outcome, kind, worker, duration, note, traceback,
                            evidence)
   SELECT id, run, failure_count, {now}, outcome, kind, owner, duration * interval '1 microsecond', note, traceback, evidence
-    FROM held ORDER BY n)
+    FROM ended ORDER BY n)
 SELECT g.id, g.run,
        EXISTS (SELECT FROM {q}.live r WHERE r.id = g.id AND r.run_count = g.run AND r.owner = g.owner
                   AND (NOT %s::bool OR r.lease_until < {now})) AS ours,
        EXISTS (SELECT FROM {q}.journal e WHERE e.job_id = g.id AND e.run_no = g.run AND e.worker = g.owner
                   AND e.outcome = g.outcome) AS done
   FROM given g
- WHERE NOT EXISTS (SELECT FROM held h WHERE h.n = g.n)"""
+ WHERE NOT EXISTS (SELECT FROM ended e WHERE e.n = g.n)"""
 
 # --- The maintainer
 
@@ -259,14 +272,15 @@ SELECT g.id, g.run,
 RENEW = """
 WITH given AS MATERIALIZED (SELECT * FROM unnest(%s::uuid[], %s::bigint[]) AS s(id, run)),
 held AS MATERIALIZED (
-  SELECT g.id, l.tid FROM given g CROSS JOIN LATERAL (
+  SELECT l.tid FROM given g CROSS JOIN LATERAL (
     SELECT r.ctid AS tid FROM {q}.live r
      WHERE r.id = g.id AND r.run_count = g.run AND r.owner = %s LIMIT 1 FOR UPDATE SKIP LOCKED) l),
 renewed AS (
-  UPDATE {q}.live r SET lease_until = {now} + %s::interval WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held)))
-SELECT g.id, h.id IS NOT NULL,
+  UPDATE {q}.live r SET lease_until = {now} + %s::interval WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held))
+  RETURNING r.id)
+SELECT g.id, n.id IS NOT NULL,
        EXISTS (SELECT FROM {q}.live r WHERE r.id = g.id AND r.run_count = g.run AND r.owner = %s)
-  FROM given g LEFT JOIN held h ON h.id = g.id"""
+  FROM given g LEFT JOIN renewed n ON n.id = g.id"""
 
 HEARTBEAT = """
 INSERT INTO {q}.workers (id, host, pid, slots, kinds, lease, started_at, seen_at)
@@ -305,12 +319,11 @@ SLOTS = "SELECT coalesce(sum(slots), 0) FROM {q}.workers"
 # --- Cancel
 
 CANCEL_PENDING = """
-WITH held AS MATERIALIZED (
-  SELECT l.ctid AS tid, l.id, l.kind, l.run_count, l.failure_count FROM {q}.live l
-   WHERE l.id = %s AND l.owner IS NULL FOR UPDATE),
-gone AS (DELETE FROM {q}.live l WHERE l.ctid = ANY (ARRAY(SELECT tid FROM held)))
+WITH gone AS (
+  DELETE FROM {q}.live l WHERE l.id = %s AND l.owner IS NULL
+  RETURNING l.id, l.kind, l.run_count, l.failure_count)
 INSERT INTO {q}.journal (job_id, run_no, failure_count, recorded_at, outcome, kind)
-SELECT id, run_count, failure_count, {now}, 7, kind FROM held
+SELECT id, run_count, failure_count, {now}, 7, kind FROM gone
 RETURNING job_id"""
 
 # A request beside the live row instead of on it: an open transaction that cancels delays neither settle nor renewal.
@@ -327,17 +340,19 @@ SELECT c.job_id, c.run_count FROM {q}.cancels c WHERE c.job_id = ANY (%s::uuid[]
 SWEEP_CANCELS = """
 WITH asked AS MATERIALIZED (SELECT DISTINCT c.job_id FROM {q}.cancels c LIMIT 1000),
 held AS MATERIALIZED (
-  SELECT l.tid, a.job_id, l.kind, l.run_count, l.failure_count FROM asked a CROSS JOIN LATERAL (
-    SELECT r.ctid AS tid, r.kind, r.run_count, r.failure_count FROM {q}.live r
+  SELECT l.tid FROM asked a CROSS JOIN LATERAL (
+    SELECT r.ctid AS tid FROM {q}.live r
      WHERE r.id = a.job_id AND r.owner IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED) l),
-gone AS (DELETE FROM {q}.live r WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held))),
+gone AS (
+  DELETE FROM {q}.live r WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held))
+  RETURNING r.id, r.kind, r.run_count, r.failure_count),
 written AS (
   INSERT INTO {q}.journal (job_id, run_no, failure_count, recorded_at, outcome, kind)
-  SELECT job_id, run_count, failure_count, {now}, 7, kind FROM held)
+  SELECT id, run_count, failure_count, {now}, 7, kind FROM gone)
 DELETE FROM {q}.cancels c
  WHERE c.job_id IN (
    SELECT a.job_id FROM asked a
-    WHERE a.job_id IN (SELECT job_id FROM held)
+    WHERE a.job_id IN (SELECT id FROM gone)
        OR NOT EXISTS (SELECT FROM {q}.live r WHERE r.id = a.job_id))"""
 
 # --- Requeue
@@ -370,11 +385,14 @@ _JOB = """SELECT id, kind, status, priority, payload::text, carry::text, dedup_k
 
 JOB = _JOB + " WHERE id = %s"
 
-JOBS = _JOB + """
+JOBS = (
+    _JOB
+    + """
  WHERE (%s::text[] IS NULL OR kind = ANY (%s)) AND (%s::text IS NULL OR status = %s)
    AND (%s::uuid IS NULL OR id < %s)
    AND (%s::timestamptz IS NULL OR finished_at >= %s) AND (%s::timestamptz IS NULL OR finished_at < %s)
  ORDER BY id DESC LIMIT %s"""
+)
 
 # The newest entries, put back into the order in which they were written.
 JOURNAL = """

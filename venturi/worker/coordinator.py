@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import psycopg
 
-from venturi.context import Cancellation
+from venturi.context import RunSignal
 from venturi.registry import Registry
 from venturi.store.claiming import Claim, Claiming, Ending, Unsettled
 from venturi.store.connections import Session
@@ -264,9 +264,7 @@ class Coordinator:
             self._ended = rest + self._ended
 
     def _start(self, claims: Sequence[Claim], sent: float) -> None:
-        runs = [
-            Run(claim, self._registry.find(claim.kind), Cancellation(sent + self._settings.lease)) for claim in claims
-        ]
+        runs = [Run(claim, self._registry.find(claim.kind), RunSignal(sent + self._settings.lease)) for claim in claims]
         self._lanes.claimed(claims)
         self._flight.add(runs)
         for run in runs:

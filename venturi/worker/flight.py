@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from venturi.context import Cancellation
+from venturi.context import RunSignal
 from venturi.registry import Bound
 from venturi.store.claiming import Claim, Ending
 
@@ -27,7 +27,7 @@ class Run:
 
     claim: Claim
     bound: Bound
-    cancelled: Cancellation
+    signal: RunSignal
     thread: str = ""
     ending: Ending | None = None
 
@@ -107,5 +107,3 @@ class Inbox:
                 item = self._queue.get_nowait()
         except queue.Empty:
             return runs, called
-
-

@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from venturi.backoff import jittered
-from venturi.registry import Registry
 from venturi.errors import UnknownKindError
+from venturi.registry import Registry
 from venturi.store.claiming import RECOVERY_BATCH, Claiming, Ending, Expired
 from venturi.store.connections import Session
 from venturi.telemetry import Telemetry
@@ -113,7 +113,7 @@ class Maintainer:
 
     def _renew(self, session: Session) -> None:
         # A run past its timeout is left to recovery: its handler was told, and does not listen.
-        runs = {run.claim.id: run for run in self._flight.all() if run.cancelled.reason != "timeout"}
+        runs = {run.claim.id: run for run in self._flight.all() if run.signal.reason != "timeout"}
         if not runs:
             return
         sent = time.monotonic()
@@ -121,23 +121,23 @@ class Maintainer:
         for id_, renewed, ours in answers:
             run = runs[id_]
             if renewed:
-                run.cancelled._renew(sent + self._settings.lease)  # pyright: ignore[reportPrivateUsage]
+                run.signal.lease_end = sent + self._settings.lease
             elif not ours and self._flight.holds(run):
                 self._lost(run)
 
     def _lost(self, run: Run) -> None:
-        if run.cancelled.reason is None:
+        if run.signal.reason is None:
             logger.warning(
                 "job %s of kind %s: the claim of run %d is lost", run.claim.id, run.claim.kind, run.claim.run_count,
                 extra={"job": str(run.claim.id), "kind": run.claim.kind, "run": run.claim.run_count},
             )  # fmt: skip
-        run.cancelled._tell("lease lost")  # pyright: ignore[reportPrivateUsage]
+        run.signal.tell("lease lost")
 
     def _tell(self, session: Session, runs: Sequence[Run]) -> None:
         held = {run.claim.id: run for run in runs}
         for id_, number in self._claiming.cancels(session, list(held)):
             if held[id_].claim.run_count >= number:
-                held[id_].cancelled._tell("operator")  # pyright: ignore[reportPrivateUsage]
+                held[id_].signal.tell("operator")
 
     # --- Claims of others
 

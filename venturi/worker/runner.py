@@ -79,7 +79,7 @@ class Runner:
     def __call__(self, run: Run) -> Ending | None:
         """Run one claim to its end; None when nothing is to be recorded. Never raises."""
         run.thread = threading.current_thread().name
-        if run.cancelled.is_set():
+        if run.signal.reason is not None:
             return self._unstarted(run)
         try:
             # A context of its own, so that no variable set by one run is seen by the next.
@@ -88,7 +88,7 @@ class Runner:
             return self._failed(run, text.describe(error), text.trace(error))
 
     def _unstarted(self, run: Run) -> Ending:
-        reason = run.cancelled.reason
+        reason = run.signal.reason
         return self._ending(run, _End("cancelled" if reason == "operator" else "released", f"not started: {reason}"))
 
     def _observed(self, run: Run) -> Ending | None:
@@ -105,10 +105,11 @@ class Runner:
         try:
             if claim.payload is None:
                 raise PayloadError("the body of the job is missing")
-            task: t.Any = codec.decode(claim.payload, bound.task.cls)
+            task: t.Any = codec.decode(claim.payload, t.cast("type[t.Any]", bound.task.cls))
             carry = read_carry(claim.carry, bound.task)
         except BaseException as error:
             return self._failed(run, text.describe(error), text.trace(error), least=LEAST_DELAY)
+        evidence: dict[str, object] = {}
         context = Context[t.Any, t.Any](
             id=claim.id,
             kind=bound.task.kind,
@@ -116,18 +117,19 @@ class Runner:
             failure_count=claim.failure_count,
             carry=carry,
             state=self._state,
-            cancelled=run.cancelled,
+            signal=run.signal,
+            evidence=evidence,
             history=lambda: self._history(claim.id),
         )
         enter(context)
         if bound.task.timeout is not None:
-            run.cancelled._start_timeout(bound.task.timeout)  # pyright: ignore[reportPrivateUsage]
+            run.signal.timeout_at = time.monotonic() + bound.task.timeout
         started = time.monotonic()
         end = self._call(run, task, context)
         duration = round((time.monotonic() - started) * 1e6)
         if end is None:
             return None
-        return self._encoded(run, end, context, duration)
+        return self._encoded(run, end, context.carry, evidence, duration)
 
     def _call(self, run: Run, task: t.Any, context: Context[t.Any, t.Any]) -> _End | None:
         """Call the handler; None when it gave way to a lost lease."""
@@ -149,7 +151,7 @@ class Runner:
 
     def _cancelled(self, run: Run, error: Cancelled) -> _End | None:
         failed = _End("retried", text.describe(error), text.trace(error))
-        match run.cancelled.reason:
+        match run.signal.reason:
             case "shutdown":
                 return _End("released", text.note(error))
             case "operator":
@@ -159,20 +161,20 @@ class Runner:
             case _:
                 return failed
 
-    def _encoded(self, run: Run, end: _End, context: Context[t.Any, t.Any], duration: int) -> Ending:
-        evidence, problem = _evidence(context._evidence)  # pyright: ignore[reportPrivateUsage]
+    def _encoded(self, run: Run, end: _End, carried: object, given: dict[str, object], duration: int) -> Ending:
+        evidence, problem = _evidence(given)
         problems = [problem] if problem else []
         carry: str | None = None
         if end.outcome in ("paused", "retried") and not end.keeps_carry and run.bound.task.carry is not None:
             try:
-                carry = write_carry(context.carry, run.bound.task)
+                carry = write_carry(carried, run.bound.task)
             except BaseException as error:
                 problems.append(f"the carry cannot be stored: {text.describe(error)}")
                 if end.outcome == "paused":
                     # Without its state the next run would begin again, and again; nobody can wish for that.
                     end = _End("dead", end.note, text.trace(error))
         end.note = text.note("; ".join(filter(None, [end.note, *problems]))) if problems else end.note
-        if run.cancelled._by_operator and end.outcome != "completed":  # pyright: ignore[reportPrivateUsage]
+        if run.signal.by_operator and end.outcome != "completed":
             end.outcome = "cancelled"
         if end.outcome == "retried":
             return self._failed(run, end.note, end.traceback, duration, evidence, carry, delay=end.delay)
@@ -228,7 +230,9 @@ def _returned(result: object) -> _End:
         try:
             delay = result.resume_in // _MICROSECOND
         except TypeError as error:
-            return _End("retried", f"Pause(resume_in=...) must hold a timedelta: {text.describe(error)}", keeps_carry=True)
+            return _End(
+                "retried", f"Pause(resume_in=...) must hold a timedelta: {text.describe(error)}", keeps_carry=True
+            )
         return _End("paused", None if result.note is None else text.note(result.note), delay=delay)
     if inspect.iscoroutine(result):
         result.close()

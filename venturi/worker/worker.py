@@ -12,35 +12,23 @@ import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
 import types
 import typing as t
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import psycopg
 
 from venturi import checks
-from venturi.store import migrate
-from venturi.store.claiming import Claiming, WorkerRow
-from venturi.store.connections import CALL_SECONDS, Session, connect, resolve
-from venturi.store.looking import HISTORY
-from venturi.text import note
-from venturi.values import Released, Report
+from venturi.store.connections import CALL_SECONDS
+from venturi.values import Report
 from venturi.worker.coordinator import Coordinator
 from venturi.worker.flight import Flight, Inbox, Run
-from venturi.worker.lanes import Lanes
-from venturi.worker.listener import Listener
-from venturi.worker.maintainer import Maintainer
-from venturi.worker.marks import Marks
-from venturi.worker.outages import Outages
-from venturi.worker.rotation import Rotation
-from venturi.worker.runner import Runner
+from venturi.worker.parts import GRACE, Parts, host
 from venturi.worker.settings import Settings
-from venturi.worker.slots import Slots
 from venturi.worker.threads import spawn
 
 if t.TYPE_CHECKING:
@@ -49,9 +37,6 @@ if t.TYPE_CHECKING:
 __all__ = ["Worker"]
 
 logger = logging.getLogger("venturi.worker")
-
-GRACE = 4.0
-"""Seconds after the deadline of a stop in which its last statements have to be answered."""
 
 WATCH = 0.25
 """Seconds between looks at what cannot wake the coordinator: a stop event, and the end of the main thread."""
@@ -86,7 +71,7 @@ class Worker:
     @property
     def name(self) -> str:
         """Host and process."""
-        return f"{_host()}:{os.getpid()}"
+        return f"{host()}:{os.getpid()}"
 
     def __repr__(self) -> str:
         return f"<venturi.Worker {self.name} {self.queue.schema!r} running={len(self._flight)}/{self.settings.concurrency}>"
@@ -112,7 +97,7 @@ class Worker:
             SchemaError: The schema is missing or does not fit this version.
         """
         try:
-            self._connect("venturi worker").close()
+            self.queue.store.session("venturi worker", self._patience).close()
         except psycopg.Error:
             pass  # the server is away: the worker waits for it
         self._thread = spawn("venturi-coordinator", self._work_aside)
@@ -164,8 +149,8 @@ class Worker:
     # --- The work
 
     def _work(self) -> Report:
-        parts = _Parts(self)
-        self.queue._add_waker(self._inbox.call)  # pyright: ignore[reportPrivateUsage]
+        parts = self._parts()
+        self.queue.store.local.add(self._inbox.call)
         released: list[Run] = []
         try:
             parts.start()
@@ -176,7 +161,7 @@ class Worker:
             self.stop(0)
             raise
         finally:
-            self.queue._remove_waker(self._inbox.call)  # pyright: ignore[reportPrivateUsage]
+            self.queue.store.local.remove(self._inbox.call)
             self._report = parts.stop(released)
         if interrupt is not None:
             raise interrupt
@@ -209,7 +194,7 @@ class Worker:
             self._began_stop = True
             coordinator.stop_claiming()
             for run in self._flight.all():
-                run.cancelled._tell("shutdown")  # pyright: ignore[reportPrivateUsage]
+                run.signal.tell("shutdown")
 
     def _watch_interval(self) -> float:
         watched = self.settings.stop is not None or threading.current_thread() is not threading.main_thread()
@@ -223,20 +208,23 @@ class Worker:
     def _patience(self) -> float:
         return min(CALL_SECONDS, self._stop_at + GRACE - time.monotonic())
 
-    def _connect(self, name: str) -> Session:
-        """Open a session, and check that the queue is there."""
-        queue = self.queue
-        dsn = resolve(queue._dsn)  # pyright: ignore[reportPrivateUsage]
-        session = connect(dsn, name=name, pooler=queue.pooler, patience=self._patience)
-        try:
-            migrate.check(session, queue.schema)
-        except BaseException:
-            session.close()
-            raise
-        return session
+    def _parts(self) -> Parts:
+        return Parts(
+            self.id,
+            self.name,
+            self.settings,
+            self.queue.store,
+            self.queue.registry,
+            self.queue.telemetry,
+            self._state,
+            self._flight,
+            self._inbox,
+            patience=self._patience,
+            failed=self._fail,
+        )
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Generator[None]:
         """SIGTERM and SIGINT as an orderly stop, where signals can be handled; a second one as an immediate stop."""
         if not self.settings.signals or threading.current_thread() is not threading.main_thread():
             yield
@@ -251,102 +239,3 @@ class Worker:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-class _Parts:
-    """The parts of a worker that works, put together."""
-
-    def __init__(self, worker: Worker) -> None:
-        settings, queue = worker.settings, worker.queue
-        marks = Marks()
-        lanes = Lanes(queue.registry, settings.concurrency, Rotation(settings.priority_ratio), marks)
-        row = WorkerRow(
-            id=worker.id,
-            host=note(_host())[:255],
-            pid=os.getpid(),
-            slots=settings.concurrency,
-            kinds=lanes.kinds,
-            lease=dt.timedelta(seconds=settings.lease),
-        )
-        outages = Outages(worker.name)
-        telemetry = queue.telemetry
-        statements = queue._loud  # pyright: ignore[reportPrivateUsage]
-        claiming = Claiming(statements, row)
-        runner = Runner(worker.id, settings, worker._state, telemetry, self._history)
-        self._worker = worker
-        self._slots = Slots(settings.concurrency, f"venturi-{queue.schema}", runner, worker._inbox)
-        self._maintainer = Maintainer(
-            lambda: worker._connect("venturi maintainer"),
-            claiming,
-            worker._flight,
-            queue.registry,
-            settings,
-            telemetry,
-            outages,
-            failed=worker._fail,
-        )
-        self._listener = self._new_listener(outages)
-        self.coordinator = Coordinator(
-            lambda: worker._connect("venturi coordinator"),
-            claiming,
-            queue.registry,
-            lanes,
-            marks,
-            self._slots,
-            worker._flight,
-            worker._inbox,
-            self._listener,
-            settings,
-            telemetry,
-            outages,
-        )
-
-    def start(self) -> None:
-        self._maintainer.start()
-        if self._listener is not None:
-            self._listener.start()
-
-    def stop(self, released: list[Run]) -> Report:
-        """End everything that is left, within the grace time, and report."""
-        worker = self._worker
-        deadline = time.monotonic() + GRACE
-        worker._inbox.close(lambda run: self.coordinator.refused(run, "released"))
-        self._slots.close(wait=not released and len(worker._flight) == 0)
-        self.coordinator.close()
-        self._maintainer.stop(max(0.1, deadline - time.monotonic()))
-        if self._listener is not None:
-            self._listener.stop(max(0.1, deadline - time.monotonic()))
-        gone = tuple(Released(run.claim.id, run.claim.kind, run.thread) for run in released)
-        for each in gone:
-            logger.warning(
-                "%s: job %s of kind %s was released, its handler still runs on thread %s",
-                worker.name, each.id, each.kind, each.thread, extra={"job": str(each.id), "kind": each.kind},
-            )  # fmt: skip
-        return Report(self.coordinator.settled, gone, tuple(self.coordinator.unsettled()))
-
-    def _new_listener(self, outages: Outages) -> Listener | None:
-        worker = self._worker
-        queue = worker.queue
-        apart = queue._listen_dsn  # pyright: ignore[reportPrivateUsage]
-        if not queue.notify or (queue.pooler and apart is None):
-            return None
-        return Listener(
-            lambda: connect(
-                resolve(apart if apart is not None else queue._dsn), name="venturi listener", patience=worker._patience
-            ),
-            queue._loud,
-            outages,
-            wake=worker._inbox.call,
-            cancel=self._maintainer.poke,
-            failed=worker._fail,
-            reconnected=lambda: queue.telemetry.count("venturi.listener.reconnects"),
-        )
-
-    def _history(self, job: uuid.UUID) -> list[t.Any]:
-        queue = self._worker.queue
-        with queue._borrowed(None) as connection:  # pyright: ignore[reportPrivateUsage]
-            return queue._looking.journal(connection, job, HISTORY)  # pyright: ignore[reportPrivateUsage]
-
-
-def _host() -> str:
-    return socket.gethostname() or "?"

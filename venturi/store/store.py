@@ -1,0 +1,145 @@
+"""The database side of one queue: its statements, and the connections that they run on.
+
+It knows nothing of tasks, handlers or workers, and works without them.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from venturi.store import migrate
+from venturi.store.connections import Connection, Pool, Session, connect, resolve, schema_errors
+from venturi.store.looking import HISTORY, Looking
+from venturi.store.producing import Producing
+from venturi.store.sql import Sql
+from venturi.values import Entry
+
+__all__ = ["Store", "Wakers"]
+
+
+class Wakers:
+    """The workers of this process, which are woken without a notification by what is committed here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wakers: frozenset[Callable[[], None]] = frozenset()
+
+    def add(self, wake: Callable[[], None]) -> None:
+        """From now on call this, from any thread."""
+        with self._lock:
+            self._wakers |= {wake}
+
+    def remove(self, wake: Callable[[], None]) -> None:
+        """Call it no more."""
+        with self._lock:
+            self._wakers -= {wake}
+
+    def wake(self) -> None:
+        """Something was committed."""
+        for wake in self._wakers:
+            wake()
+
+
+class Store:
+    """One schema in one database; opens nothing before it is used. The arguments are those of `venturi.Queue`, checked."""
+
+    def __init__(
+        self, schema: str, *, dsn: str | None, pool_size: int, listen_dsn: str | None, notify: bool, pooler: bool
+    ) -> None:
+        self.schema = schema
+        self.notify = notify
+        self.pooler = pooler
+        self.statements = Sql(schema, notify=notify)
+        self.looking = Looking(self.statements)
+        self.local = Wakers()
+        self._dsn = dsn
+        self._listen_dsn = listen_dsn
+        self._pool = Pool(dsn, pool_size, pooler)
+        self._loud = Producing(self.statements)
+        self._quiet = Producing(Sql(schema, notify=False))
+
+    @property
+    def dsn(self) -> str:
+        """The connection string in force."""
+        return resolve(self._dsn)
+
+    @property
+    def listens(self) -> bool:
+        """Whether a worker can listen."""
+        return self.notify and (not self.pooler or self._listen_dsn is not None)
+
+    def producing(self, notify: bool | None) -> Producing:
+        """The producers' statements, with the doorbell or without; None: as the queue."""
+        return self._loud if notify is None or notify else self._quiet
+
+    def history(self, job: uuid.UUID) -> list[Entry]:
+        """The newest entries of a job."""
+        with self.borrowed(None) as connection:
+            return self.looking.journal(connection, job, HISTORY)
+
+    def session(self, name: str, patience: Callable[[], float]) -> Session:
+        """A session of the caller's own, to a schema that is known to fit.
+
+        Raises:
+            SchemaError: The schema is missing or does not fit this version.
+        """
+        session = connect(self.dsn, name=name, pooler=self.pooler, patience=patience)
+        try:
+            migrate.check(session, self.schema)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def listening_session(self, patience: Callable[[], float]) -> Session:
+        """A session that may listen and hold locks."""
+        dsn = self.dsn if self._listen_dsn is None else self._listen_dsn
+        return connect(dsn, name="venturi listener", patience=patience)
+
+    @contextmanager
+    def borrowed(self, conn: Connection | None) -> Generator[Connection]:
+        """The caller's connection as it is, or one of the pool's for a single statement."""
+        if conn is not None:
+            yield _checked(conn)
+            return
+        with schema_errors(self.schema), self._pool.connection() as session:
+            # Behind a pooler a transaction says for itself at which level it is.
+            with session.transaction() if self.pooler else nullcontext():
+                yield session
+
+    @contextmanager
+    def transaction(self, conn: Connection | None, *, pipeline: bool = False) -> Generator[Connection]:
+        """A transaction: the caller's, or one begun here where there is none.
+
+        Args:
+            pipeline: On a connection of the pool, let the statements up to the first answer that is read travel together.
+        """
+        if conn is not None:
+            connection = _checked(conn)
+            alone = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
+            with connection.transaction() if alone else nullcontext():
+                yield connection
+            return
+        with schema_errors(self.schema), self._pool.connection() as session:
+            with session.pipeline() if pipeline else nullcontext(), session.transaction():
+                yield session
+
+    def migrate(self) -> list[str]:
+        """Create or update the schema; the names of the migrations that were applied."""
+        return migrate.migrate(self.dsn, self.schema)
+
+    def close(self) -> None:
+        """Close the pool; the next use opens it again."""
+        self._pool.close()
+
+
+def _checked(conn: Connection) -> Connection:
+    if not isinstance(conn, psycopg.Connection):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
+        raise TypeError(f"conn must be a psycopg.Connection, not {type(conn).__name__}")
+    return conn

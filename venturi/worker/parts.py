@@ -1,0 +1,142 @@
+"""The parts of a working worker, put together: what each thread has of its own, and what they share."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from venturi.registry import Registry
+from venturi.store.claiming import Claiming, WorkerRow
+from venturi.store.store import Store
+from venturi.telemetry import Telemetry
+from venturi.text import note
+from venturi.values import Released, Report
+from venturi.worker.coordinator import Coordinator
+from venturi.worker.flight import Flight, Inbox, Run
+from venturi.worker.lanes import Lanes
+from venturi.worker.listener import Listener
+from venturi.worker.maintainer import Maintainer
+from venturi.worker.marks import Marks
+from venturi.worker.outages import Outages
+from venturi.worker.rotation import Rotation
+from venturi.worker.runner import Runner
+from venturi.worker.settings import Settings
+from venturi.worker.slots import Slots
+
+__all__ = ["GRACE", "Parts", "host"]
+
+logger = logging.getLogger("venturi.worker")
+
+GRACE = 4.0
+"""Seconds after the deadline of a stop in which its last statements have to be answered."""
+
+
+def host() -> str:
+    """The machine's name, storable whatever it is."""
+    return note(socket.gethostname() or "?")[:255]
+
+
+class Parts:
+    """Coordinator, listener, maintainer and slots of one worker.
+
+    Args:
+        id: The worker's identity; its claims carry it.
+        name: The worker in words.
+        state: Given to every handler.
+        patience: Gives the longest wait, in seconds, for an answer of the database.
+        failed: Called when an internal thread cannot go on for good.
+    """
+
+    def __init__(
+        self,
+        id: uuid.UUID,
+        name: str,
+        settings: Settings,
+        store: Store,
+        registry: Registry,
+        telemetry: Telemetry,
+        state: object,
+        flight: Flight,
+        inbox: Inbox,
+        *,
+        patience: Callable[[], float],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        marks, outages = Marks(), Outages(name)
+        lanes = Lanes(registry, settings.concurrency, Rotation(settings.priority_ratio), marks)
+        row = WorkerRow(
+            id, host(), os.getpid(), settings.concurrency, lanes.kinds, dt.timedelta(seconds=settings.lease)
+        )
+        claiming = Claiming(store.statements, row)
+        runner = Runner(id, settings, state, telemetry, store.history)
+        self._name = name
+        self._flight = flight
+        self._inbox = inbox
+        self._slots = Slots(settings.concurrency, f"venturi-{store.schema}", runner, inbox)
+        self._maintainer = Maintainer(
+            lambda: store.session("venturi maintainer", patience),
+            claiming,
+            flight,
+            registry,
+            settings,
+            telemetry,
+            outages,
+            failed=failed,
+        )
+        self._listener: Listener | None = None
+        if store.listens:
+            self._listener = Listener(
+                lambda: store.listening_session(patience),
+                store.statements,
+                outages,
+                wake=inbox.call,
+                cancel=self._maintainer.poke,
+                reconnected=lambda: telemetry.count("venturi.listener.reconnects"),
+                failed=failed,
+            )
+        self.coordinator = Coordinator(
+            lambda: store.session("venturi coordinator", patience),
+            claiming,
+            registry,
+            lanes,
+            marks,
+            self._slots,
+            flight,
+            inbox,
+            self._listener,
+            settings,
+            telemetry,
+            outages,
+        )
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._maintainer.start()
+        if self._listener is not None:
+            self._listener.start()
+
+    def stop(self, released: Sequence[Run]) -> Report:
+        """End everything within the grace time, and report.
+
+        Args:
+            released: The runs whose claims were given back while their handlers still run.
+        """
+        deadline = time.monotonic() + GRACE
+        self._inbox.close(lambda run: self.coordinator.refused(run, "released"))
+        self._slots.close(wait=not released and len(self._flight) == 0)
+        self.coordinator.close()
+        self._maintainer.stop(max(0.1, deadline - time.monotonic()))
+        if self._listener is not None:
+            self._listener.stop(max(0.1, deadline - time.monotonic()))
+        gone = tuple(Released(run.claim.id, run.claim.kind, run.thread) for run in released)
+        for each in gone:
+            logger.warning(
+                "%s: job %s of kind %s was released, its handler still runs on thread %s",
+                self._name, each.id, each.kind, each.thread, extra={"job": str(each.id), "kind": each.kind},
+            )  # fmt: skip
+        return Report(self.coordinator.settled, gone, tuple(self.coordinator.unsettled()))
