@@ -99,7 +99,7 @@ class RetryLater(VenturiError):
     """
 
     def __init__(self, delay: dt.timedelta, note: str | None = None) -> None:
-        if not isinstance(delay, dt.timedelta):
+        if not isinstance(delay, dt.timedelta):  # pyright: ignore[reportUnnecessaryIsInstance] - not all code is typed
             raise TypeError(f"delay must be a timedelta, not {type(delay).__name__}")
         super().__init__(note or f"retry in {delay}")
         self.delay = delay

@@ -174,11 +174,12 @@ class Merging:
     def _apply(self, request: Request, held: _Held, decision: t.Any, due: dt.datetime) -> Action:
         before = (held.priority, held.visible_at)
         action: Action = "kept"
-        if type(decision) is Replace:
+        made: object = type(decision)
+        if made is Replace:
             held.task, held.payload = request.task, request.job.payload
             held.carry, held.failure_count, held.priority = None, 0, request.job.priority
             action = "replaced"
-        elif type(decision) is Combine:
+        elif made is Combine:
             self._combine(request, held, decision)
             action = "combined"
         if action != "kept":

@@ -119,8 +119,8 @@ class Queue(t.Generic[S]):
         return self._register(fn)
 
     def _register(self, fn: t.Any, **options: t.Any) -> Handler[t.Any]:
-        plain = not isinstance(fn, Handler)
-        made: Handler[t.Any] = Handler(fn, **options) if options or plain else fn
+        again: bool = isinstance(fn, Handler) and not options
+        made: Handler[t.Any] = t.cast("t.Any", fn) if again else Handler(fn, **options)
         self.registry.add(made)
         return made
 
