@@ -1,6 +1,7 @@
 """One enqueue with dedup keys: find what is pending, let the tasks decide, and write what comes of it.
 
-All of it happens in one transaction, in the caller's thread, under locks on the keys. A batch leaves exactly what its tasks
+All of it happens in one transaction, in the caller's thread, under locks on the keys. A batch leaves exactly what its
+tasks
 would leave one by one: a task may merge into a job that an earlier task of the same batch inserts.
 """
 
@@ -103,7 +104,9 @@ class Merging:
         return receipts
 
     def _due(self, before_last: int) -> dt.datetime:
-        """When a task is due. The tasks of a batch follow each other by a microsecond, the last one at the time asked for."""
+        """When a task is due. The tasks of a batch follow each other by a microsecond, the last one at the time asked
+        for.
+        """
         due = self._at or self._later(self._delay)
         return min(max(due, self._now), LATEST_INSTANT) - dt.timedelta(microseconds=before_last)
 
@@ -116,7 +119,10 @@ class Merging:
         wanted = {(r.type.kind, t.cast(str, r.job.dedup_key)): r.type for r in requests}
         if not wanted:
             return
-        self._producing.lock(self._connection, list(wanted))
+        # Aliases are locked too: producers from before a renaming know the kind by them.
+        self._producing.lock(
+            self._connection, [(kind, key) for (_, key), type_ in wanted.items() for kind in type_.kinds]
+        )
         missing = list(wanted.items())
         passed: list[uuid.UUID] = []
         while missing:
@@ -237,7 +243,9 @@ class Merging:
 
 
 def _decoded(candidate: Candidate, type_: TaskType) -> _Held | None:
-    """The candidate with its task; None, and a log line, when payload or carry cannot be decoded by this version of the code."""
+    """The candidate with its task; None, and a log line, when payload or carry cannot be decoded by this version of
+    the code.
+    """
     try:
         task: t.Any = codec.decode(candidate.payload, t.cast("type[t.Any]", type_.cls))
         read_carry(candidate.carry, type_)

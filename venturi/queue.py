@@ -53,12 +53,14 @@ class Queue(t.Generic[S]):
 
     Args:
         schema: Its name, 1 to 63 bytes. Default: ``venturi``.
-        dsn: Connection string. Default: None, the first that is set of VENTURI_DATABASE_URL, DATABASE_URL and libpq's PG* variables.
+        dsn: Connection string. Default: None, the first that is set of VENTURI_DATABASE_URL, DATABASE_URL and libpq's
+            PG* variables.
         pool_size: Most connections that producers open at once, at least 1. Default: 10.
-        listen_dsn: Where workers listen for wake-ups, when ``dsn`` leads through a pooler. Default: None, as ``dsn``; without it
-            a worker behind a pooler polls.
+        listen_dsn: Where workers listen for wake-ups, when ``dsn`` leads through a pooler. Default: None, as ``dsn``;
+            without it a worker behind a pooler polls.
         notify: Whether enqueues wake parked workers; False leaves it to their polling. Default: True.
-        pooler: Whether ``dsn`` leads through a transaction pooler: no prepared statements and no session state. Default: False.
+        pooler: Whether ``dsn`` leads through a transaction pooler: no prepared statements and no session state.
+            Default: False.
 
     Raises:
         ConfigError: An option is out of its bounds.
@@ -119,8 +121,8 @@ class Queue(t.Generic[S]):
         return self._register(fn)
 
     def _register(self, fn: t.Any, **options: t.Any) -> Handler[t.Any]:
-        again: bool = isinstance(fn, Handler) and not options
-        made: Handler[t.Any] = t.cast("t.Any", fn) if again else Handler(fn, **options)
+        known: object = fn
+        made: Handler[t.Any] = fn if isinstance(known, Handler) and not options else Handler(fn, **options)
         self.registry.add(made)
         return made
 
@@ -141,8 +143,8 @@ class Queue(t.Generic[S]):
 
         Args:
             task: An instance of a class decorated with ``@venturi.task``.
-            conn: Enqueue inside this connection's transaction: the job exists if and only if it commits. Default: None, a
-                short transaction of its own.
+            conn: Enqueue inside this connection's transaction: the job exists if and only if it commits. Default:
+                None, a short transaction of its own.
             delay: Due that long after the database's now; zero or negative is now. Default: None, now.
             at: Due at this aware instant; a past one is now. Default: None.
             priority: Default: None, the task's.
@@ -181,8 +183,9 @@ class Queue(t.Generic[S]):
     ) -> list[Receipt]:
         """Enqueue many tasks, of any kinds, in one transaction: all of them or none.
 
-        It leaves what enqueuing them one by one would leave, and gives a receipt for each, in order. An empty sequence sends
-        nothing. The options are those of `enqueue` and hold for all; a PayloadError has the position in ``index``.
+        It leaves what enqueuing them one by one would leave, and gives a receipt for each, in order. An empty
+        sequence sends nothing. The options are those of `enqueue` and hold for all; a PayloadError has the position
+        in ``index``.
         """
         due = _due(at, delay)
         producing = self._producing(notify)

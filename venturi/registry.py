@@ -137,6 +137,17 @@ class Registry:
         except KeyError:
             raise UnknownKindError(kind) from None
 
+    def task(self, kind: str) -> TaskType:
+        """The task class of a kind or alias, as far as this queue has met it.
+
+        Raises:
+            UnknownKindError: It has not.
+        """
+        try:
+            return self._tasks[kind]
+        except KeyError:
+            raise UnknownKindError(kind) from None
+
     def names(self, kind: str) -> tuple[str, ...]:
         """The kind with its aliases, as far as its task class is known here."""
         task = self._tasks.get(kind)

@@ -1,7 +1,7 @@
 """Spans and metrics through the OpenTelemetry API; without an SDK they cost next to nothing and go nowhere.
 
-Names follow the semantic conventions for messaging; the queue's schema is the destination. Whatever the telemetry does, a raising
-tracer included, it never changes the outcome of an enqueue or a run.
+Names follow the semantic conventions for messaging; the queue's schema is the destination. Whatever the telemetry
+does, a raising tracer included, it never changes the outcome of an enqueue or a run.
 
 =========================================  =========  =====================================================
 name                                       kind       recorded

@@ -1,6 +1,7 @@
 """What a worker does to claims: take them, renew them, end them, and take back those of workers that are gone.
 
-A claim is a row of ``live`` with an owner, the random id of one worker, and a ``run_count``, which that claim raised. Both
+A claim is a row of ``live`` with an owner, the random id of one worker, and a ``run_count``, which that claim raised.
+Both
 together are its epoch: whatever speaks of a claim names id, owner and run_count, and changes nothing when the row says
 otherwise. So a late result, a late renewal, or a second recovery is refused by itself, however it was delayed.
 """
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from venturi.store import sql
-from venturi.store.connections import Rows, Session, run
+from venturi.store.connections import Connection, Rows, run
 from venturi.values import JournalOutcome, Priority
 
 __all__ = ["Ask", "Claim", "Claiming", "Ending", "Expired", "Turn", "Unsettled", "WorkerRow"]
@@ -163,7 +164,7 @@ class Claiming:
         self._sql = statements
         self._worker = worker
 
-    def turn(self, session: Session, endings: Sequence[Ending], ask: Ask | None) -> Turn:
+    def turn(self, session: Connection, endings: Sequence[Ending], ask: Ask | None) -> Turn:
         """Settle and claim, in one round trip and one commit.
 
         The settle comes first, so that a turn that fails as a whole has claimed nothing.
@@ -182,12 +183,14 @@ class Claiming:
         claims.sort(key=lambda claim: (claim.priority, claim.eligible))
         return Turn(unsettled, claims, rows[0][0] if rows else 0)
 
-    def next_due(self, session: Session, kinds: Sequence[str], tiers: Sequence[int]) -> float | None:
-        """Seconds until the first unclaimed job of the lanes is due, negative when one is ready; None when there is none."""
+    def next_due(self, session: Connection, kinds: Sequence[str], tiers: Sequence[int]) -> float | None:
+        """Seconds until the first unclaimed job of the lanes is due, negative when one is ready; None when there is
+        none.
+        """
         seconds: float | None = run(session, self._sql(sql.NEXT_DUE), (list(kinds), list(tiers)), True).fetchall()[0][0]
         return seconds
 
-    def settle(self, session: Session, endings: Sequence[Ending], *, expired: bool = False) -> list[Unsettled]:
+    def settle(self, session: Connection, endings: Sequence[Ending], *, expired: bool = False) -> list[Unsettled]:
         """Record how claims end, in a transaction of its own.
 
         Args:
@@ -199,13 +202,15 @@ class Claiming:
             run(session, self._sql(sql.RUNG))
             return [Unsettled(*row) for row in settled.fetchall()]
 
-    def renew(self, session: Session, claims: Sequence[tuple[uuid.UUID, int]]) -> list[tuple[uuid.UUID, bool, bool]]:
-        """Renew the leases of (id, run_count) pairs; for each the id, whether it was renewed, and whether it is still ours."""
+    def renew(self, session: Connection, claims: Sequence[tuple[uuid.UUID, int]]) -> list[tuple[uuid.UUID, bool, bool]]:
+        """Renew the leases of (id, run_count) pairs; for each the id, whether it was renewed, and whether it is still
+        ours.
+        """
         ids, runs = _array(id_ for id_, _ in claims), _array(number for _, number in claims)
         parameters = (ids, runs, self._worker.id, self._worker.lease, self._worker.id)
         return run(session, self._sql(sql.RENEW), parameters, prepare=True).fetchall()
 
-    def expired(self, session: Session, *, everywhere: bool = False) -> list[Expired]:
+    def expired(self, session: Connection, *, everywhere: bool = False) -> list[Expired]:
         """Up to 100 claims whose lease is over, the longest over first.
 
         Args:
@@ -220,7 +225,7 @@ class Claiming:
             for id_, kind, runs, owner, failures, host, pid, cancel in rows
         ]
 
-    def heartbeat(self, session: Session) -> None:
+    def heartbeat(self, session: Connection) -> None:
         """Say that this worker lives, and remove the rows of workers silent for ten leases."""
         w = self._worker
         with session.pipeline():
@@ -228,12 +233,14 @@ class Claiming:
             run(session, self._sql(sql.HEARTBEAT), row, prepare=True)
             run(session, self._sql(sql.PRUNE_WORKERS), (), prepare=True)
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: Connection) -> None:
         """Remove this worker's row."""
         run(session, self._sql(sql.LEFT), (self._worker.id,))
 
-    def cancels(self, session: Session, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
-        """Cancel jobs that went back to pending after the request; give the (id, run_count) requests for the jobs named."""
+    def cancels(self, session: Connection, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
+        """Cancel jobs that went back to pending after the request; give the (id, run_count) requests for the jobs
+        named.
+        """
         with session.pipeline():
             run(session, self._sql(sql.SWEEP_CANCELS), (), prepare=True)
             told = run(session, self._sql(sql.TOLD), (_array(ids),), prepare=True)
@@ -244,7 +251,7 @@ class Claiming:
         lanes = (_texts(ask.kinds), *map(_array, (ask.tiers, ask.tasks, ask.rooms, ask.depths, ask.marks)))
         return (*lanes, *map(_array, (high, normal, low)), ask.count, self._worker.id, self._worker.lease)
 
-    def _send(self, session: Session, endings: Sequence[Ending], *, expired: bool) -> Rows:
+    def _send(self, session: Connection, endings: Sequence[Ending], *, expired: bool) -> Rows:
         details = (_details(number, ending) for number, ending in enumerate(endings, 1))
         parameters = (
             _array(ending.id for ending in endings),

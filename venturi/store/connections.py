@@ -30,7 +30,8 @@ POOL_SECONDS = 10.0
 
 RV = t.TypeVar("RV")
 
-# What the statements rely on, whatever the role's or the database's defaults are. enable_seqscan and jit: see venturi.store.sql.
+# What the statements rely on, whatever the role's or the database's defaults are. enable_seqscan and jit: see
+# venturi.store.sql.
 _PINNED = {
     "enable_seqscan": "off",
     "jit": "off",
@@ -46,7 +47,8 @@ _PINNED = {
 
 
 def resolve(dsn: str | None) -> str:
-    """The connection string to use: the argument, else VENTURI_DATABASE_URL, else DATABASE_URL, else libpq's PG* variables.
+    """The connection string to use: the argument, else VENTURI_DATABASE_URL, else DATABASE_URL, else libpq's PG*
+    variables.
 
     Raises:
         ConfigError: The one that is set cannot be parsed; its text is not repeated, since it may hold a password.
@@ -151,7 +153,8 @@ class Rows(psycopg.Cursor[TupleRow]):
 def run(connection: Connection, query: bytes, parameters: tuple[t.Any, ...] = (), prepare: bool | None = None) -> Rows:
     """Run one statement on any connection; the rows of the cursor returned are tuples."""
     cursor = Rows(connection, row_factory=tuple_row)
-    # Binary answers do not depend on the session's DateStyle and IntervalStyle, of which psycopg reads only some as text.
+    # Binary answers do not depend on the session's DateStyle and IntervalStyle, of which psycopg reads only some as
+    # text.
     cursor.execute(query, parameters, prepare=prepare, binary=True)
     return cursor
 
@@ -183,7 +186,8 @@ class Pool:
         self._lock = threading.Lock()
         self._pool: ConnectionPool[Session] | None = None
         self._pid = 0
-        # A pool inherited over a fork belongs to the parent: it is neither used nor closed here, only kept from being collected.
+        # A pool inherited over a fork belongs to the parent: it is neither used nor closed here, only kept from being
+        # collected.
         self._inherited: list[object] = []
 
     @contextmanager
@@ -247,7 +251,9 @@ class Pool:
 
 
 def _check(session: Session) -> None:
-    """Refuse a session that the server has closed: an idle one has nothing to say, unless it says goodbye. No round trip."""
+    """Refuse a session that the server has closed: an idle one has nothing to say, unless it says goodbye. No round
+    trip.
+    """
     poll = select.poll()
     poll.register(session.fileno(), select.POLLIN)
     if poll.poll(0):

@@ -1,26 +1,32 @@
 """How a parked worker is woken without taxing busy ones.
 
-A commit with a pending NOTIFY takes a lock of the whole database until its commit record is flushed, so a NOTIFY with every
-enqueue makes all commits wait in line. It is sent only when somebody sleeps. Two advisory keys per queue say so:
+A commit with a pending NOTIFY takes a lock of the whole database until its commit record is flushed, so a NOTIFY with
+every enqueue makes all commits wait in line. It is sent only when somebody sleeps. Two advisory keys per queue say
+so:
 
 PARKED    held shared, for as long as it sleeps, by the listening session of each parked worker
 INFLIGHT  held shared by every producer that rings, from before its insert to the end of its transaction
 
 A producer takes INFLIGHT, inserts, and tries PARKED exclusively: free means that nobody sleeps, and it lets go at once;
-refused means that somebody does, and it notifies. A worker with nothing to do takes PARKED shared, and then tries INFLIGHT
+refused means that somebody does, and it notifies. A worker with nothing to do takes PARKED shared, and then tries
+INFLIGHT
 exclusively in a transaction of its own: granted means that every producer that looked before it has committed or rolled
-back, and every later one will see it. So it claims once more, in a later statement, and sleeps until notified, due or told.
-Refused means that a producer in an open transaction may have looked too early: it keeps PARKED, polls ever slower, and asks again.
+back, and every later one will see it. So it claims once more, in a later statement, and sleeps until notified, due or
+told.
+Refused means that a producer in an open transaction may have looked too early: it keeps PARKED, polls ever slower,
+and asks again.
 
 Every lock is only tried. A refused INFLIGHT makes a producer notify all the same, because the worker that holds it is
 just about to sleep; a refused PARKED makes a worker poll. Nothing waits in a caller's transaction, and nothing is lost:
 
-* a producer that sees PARKED free entered INFLIGHT before the worker could pass its second step, so that step is refused
+* a producer that sees PARKED free entered INFLIGHT before the worker could pass its second step, so that step is
+refused
   until the producer has committed, and the claim after it sees the job;
 * a session that dies gives up both its LISTEN and its PARKED, since they belong to the same session.
 
-What would break it: looking at PARKED before entering INFLIGHT; claiming in the same statement that tries INFLIGHT, whose snapshot
-is older; a worker that sleeps on one session and listens on another; sending the two locks of the worker through a pooler.
+What would break it: looking at PARKED before entering INFLIGHT; claiming in the same statement that tries INFLIGHT,
+whose snapshot is older; a worker that sleeps on one session and listens on another; sending the two locks of the
+worker through a pooler.
 """
 
 from __future__ import annotations

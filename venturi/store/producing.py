@@ -1,4 +1,6 @@
-"""What producers write: new jobs, and merges into pending ones. Every function works on any connection, in any transaction."""
+"""What producers write: new jobs, and merges into pending ones. Every function works on any connection, in any
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,8 @@ class Producing:
         A number may come with several kinds, which are aliases of one another.
         """
         numbers, kinds, keys = zip(*wanted, strict=True)
-        # Unprepared: a plan kept from a nearly empty table would read all of it later, and a caller's session is not ours to set.
+        # Unprepared: a plan kept from a nearly empty table would read all of it later, and a caller's session is not
+        # ours to set.
         rows = run(
             connection, self._sql(sql.CANDIDATES), (list(numbers), list(kinds), list(keys), list(passed)), prepare=False
         ).fetchall()
@@ -193,7 +196,9 @@ class Producing:
 
 
 def _row(job: NewJob, created_at: str) -> str:
-    """The job as an element of the JSON array that INSERT_MANY reads. Its payload is JSON already and is put in as it is."""
+    """The job as an element of the JSON array that INSERT_MANY reads. Its payload is JSON already and is put in as it
+    is.
+    """
     key = "null" if job.dedup_key is None else json.dumps(job.dedup_key)
     return (
         f'["{job.id}",{json.dumps(job.kind)},{job.payload},{int(job.priority)},{key},{job.trace or "null"},'

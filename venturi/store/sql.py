@@ -1,11 +1,11 @@
 """Every statement on a queue's tables, as templates that are rendered once per queue.
 
-``{q}`` is the quoted schema, ``{now}`` the clock: ``statement_timestamp()`` everywhere, since it advances inside a pipeline
-and inside a caller's long transaction, and since it is STABLE, which a distributed UPDATE or DELETE requires.
-``{enter}`` and ``{ring}`` are the producer's two steps of the doorbell (`venturi.store.doorbell`).
+``{q}`` is the quoted schema, ``{now}`` the clock: ``statement_timestamp()`` everywhere, since it advances inside a
+pipeline and inside a caller's long transaction, and since it is STABLE, which a distributed UPDATE or DELETE
+requires. ``{enter}`` and ``{ring}`` are the producer's two steps of the doorbell (`venturi.store.doorbell`).
 
-Shapes that keep plans from flipping while statistics are wrong, as a queue's always are: rows of ``live`` are reached by a
-lateral look-up with LIMIT, or by ctid, never as one side of a join on an indexed column.
+Shapes that keep plans from flipping while statistics are wrong, as a queue's always are: rows of ``live`` are reached
+by a lateral look-up with LIMIT, or by ctid, never as one side of a join on an indexed column.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ hot AS (
   RETURNING id)
 SELECT {ring} FROM hot"""
 
-# The rows of one batch become visible a microsecond apart, backwards from the instant given, so that all of them are due
-# at once and the order in which they were given holds without an id in the index.
+# The rows of one batch become visible a microsecond apart, backwards from the instant given, so that all of them are
+# due at once and the order in which they were given holds without an id in the index.
 INSERT_MANY = """
 WITH given AS MATERIALIZED (
   SELECT (x->>0)::uuid AS id, x->>1 AS kind, x->2 AS payload, (x->>3)::smallint AS priority, x->>4 AS dedup_key,
@@ -154,57 +154,49 @@ SELECT (x->>0)::uuid, (x->>1)::bigint, (x->>2)::bigint, {now}, 6, x->>3, x->>4, 
 
 # --- Claim
 
-
-def _placed(source: str) -> str:
-    """The rows of ``source`` with their positions in the rotation; see CLAIM."""
-    return f"""
-  SELECT p.*, coalesce(
-      (CASE p.tier WHEN 0 THEN s.high WHEN 1 THEN s.normal ELSE s.low END)[p.rank],
-      1000000 + CASE WHEN p.highs < cardinality(s.high) THEN p.tier
-                     WHEN p.normals < cardinality(s.normal) THEN (p.tier + 1) %% 3
-                     ELSE p.tier END) AS position
-    FROM turns s, (
-      SELECT f.tid, f.visible_at, f.tier, f.task, f.room,
-             row_number() OVER (PARTITION BY f.tier ORDER BY f.visible_at) AS rank,
-             count(*) FILTER (WHERE f.tier = 0) OVER () AS highs, count(*) FILTER (WHERE f.tier = 1) OVER () AS normals
-        FROM {source} f) p"""
-
-
 # live_lane serves each lane's look at its head, which locks nothing. Each candidate gets the position in the rotation that
 # its rank within its tier earns, or one after all positions when its tier has no more of them; those are ordered by the
-# fallback of the tier that was short of jobs. Room of capped kinds is filled in that same order, and who is left is
-# placed once more: a position goes to no job that has no room. Only the chosen are locked.
-CLAIM = f"""
+# fallback of the tier that was short of jobs. Room of capped kinds is filled in that same order. Only the chosen are locked.
+CLAIM = """
 WITH peeked AS MATERIALIZED (
-  SELECT p.tid, p.visible_at, a.tier, a.room, a.task
+  SELECT p.tid, p.visible_at, a.tier, a.room, a.task,
+         row_number() OVER (PARTITION BY a.tier ORDER BY p.visible_at) AS rank
     FROM unnest(%s::text[], %s::smallint[], %s::int[], %s::int[], %s::int[], %s::float8[])
            a(kind, tier, task, room, depth, mark)
    CROSS JOIN LATERAL (
-     SELECT l.ctid AS tid, l.visible_at FROM {{q}}.live l
-      WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at >= to_timestamp(a.mark) AND l.visible_at <= {{now}}
+     SELECT l.ctid AS tid, l.visible_at FROM {q}.live l
+      WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at >= to_timestamp(a.mark) AND l.visible_at <= {now}
         AND l.owner IS NULL
       ORDER BY l.visible_at LIMIT a.depth) p),
-turns AS (SELECT %s::int[] AS high, %s::int[] AS normal, %s::int[] AS low),
-placed AS ({_placed("peeked")}),
-fitting AS (
-  SELECT r.* FROM (SELECT *, row_number() OVER (PARTITION BY task ORDER BY position, visible_at) AS taken FROM placed) r
-   WHERE r.taken <= r.room),
+tiers AS MATERIALIZED (
+  SELECT count(*) FILTER (WHERE tier = 0) AS high, count(*) FILTER (WHERE tier = 1) AS normal FROM peeked),
+placed AS (
+  SELECT p.*, coalesce(
+      (CASE p.tier WHEN 0 THEN s.high WHEN 1 THEN s.normal ELSE s.low END)[p.rank],
+      1000000 + CASE WHEN t.high < cardinality(s.high) THEN p.tier
+                     WHEN t.normal < cardinality(s.normal) THEN (p.tier + 1) %% 3
+                     ELSE p.tier END) AS position
+    FROM peeked p, tiers t, (SELECT %s::int[] AS high, %s::int[] AS normal, %s::int[] AS low) s),
+roomy AS (
+  SELECT tid, position, visible_at, room,
+         row_number() OVER (PARTITION BY task ORDER BY position, visible_at) AS taken
+    FROM placed),
 chosen AS MATERIALIZED (
-  SELECT c.tid FROM ({_placed("fitting")}) c ORDER BY c.position, c.visible_at LIMIT %s),
+  SELECT tid FROM roomy WHERE taken <= room ORDER BY position, visible_at LIMIT %s),
 claimed AS (
-  UPDATE {{q}}.live l
-     SET owner = %s, lease_until = {{now}} + %s::interval, run_count = least(l.run_count, 9223372036854775806) + 1
+  UPDATE {q}.live l
+     SET owner = %s, lease_until = {now} + %s::interval, run_count = least(l.run_count, 9223372036854775806) + 1
    WHERE l.ctid = ANY (ARRAY(
            SELECT f.tid FROM chosen c CROSS JOIN LATERAL (
-             SELECT r.ctid AS tid FROM {{q}}.live r WHERE r.ctid = c.tid AND r.owner IS NULL AND r.visible_at <= {{now}}
+             SELECT r.ctid AS tid FROM {q}.live r WHERE r.ctid = c.tid AND r.owner IS NULL AND r.visible_at <= {now}
                 FOR UPDATE SKIP LOCKED) f))
   RETURNING l.id, l.kind, l.priority, l.run_count, l.failure_count, l.carry, l.visible_at)
 SELECT (SELECT count(*) FROM chosen), c.id, c.kind, c.priority, c.run_count, c.failure_count, c.carry::text,
-       extract(epoch FROM c.visible_at)::float8, extract(epoch FROM {{now}} - c.visible_at)::float8,
+       extract(epoch FROM c.visible_at)::float8, extract(epoch FROM {now} - c.visible_at)::float8,
        b.payload::text, b.trace::text
   FROM (SELECT 1) one
   LEFT JOIN claimed c ON true
-  LEFT JOIN LATERAL (SELECT j.payload, j.trace FROM {{q}}.jobs j WHERE j.id = c.id LIMIT 1) b ON true"""
+  LEFT JOIN LATERAL (SELECT j.payload, j.trace FROM {q}.jobs j WHERE j.id = c.id LIMIT 1) b ON true"""
 
 # Seconds until the first unclaimed job of the lanes is due; ready ones count, so that nothing is parked over.
 NEXT_DUE = """
@@ -217,11 +209,12 @@ SELECT extract(epoch FROM min(d.visible_at) - {now})::float8
 
 # --- Settle, release, recover
 
-# Every way in which a claim ends, guarded by id, owner and run_count, and for a recovery by the end of the lease too. It never
-# waits for a row (SKIP LOCKED): a renewal or a merge may hold it. Locked is not lost: the answer names what was not
-# settled and says whether the claim still stands as asked ("ours"), or whether this very end is in the journal already
-# ("done": the answer to an earlier try was lost), or neither. A renewal that commits between this statement's snapshot and
-# its lock leaves a version that the lock follows but DELETE and UPDATE do not see: what counts is what they changed.
+# Every way in which a claim ends, guarded by id, owner and run_count, and for a recovery by the end of the lease too.
+# It never waits for a row (SKIP LOCKED): a renewal or a merge may hold it. Locked is not lost: the answer names what
+# was not settled and says whether the claim still stands as asked ("ours"), or whether this very end is in the
+# journal already ("done": the answer to an earlier try was lost), or neither. A renewal that commits between this
+# statement's snapshot and its lock leaves a version that the lock follows but DELETE and UPDATE do not see: what
+# counts is what they changed.
 SETTLE = """
 WITH given AS MATERIALIZED (
   SELECT s.*, d.note, d.traceback, d.evidence, d.carry
@@ -268,7 +261,8 @@ SELECT g.id, g.run,
 
 # --- The maintainer
 
-# Locks with SKIP LOCKED like SETTLE, so that the two never wait for each other. A row that is only locked is renewed next time.
+# Locks with SKIP LOCKED like SETTLE, so that the two never wait for each other. A row that is only locked is renewed
+# next time.
 RENEW = """
 WITH given AS MATERIALIZED (SELECT * FROM unnest(%s::uuid[], %s::bigint[]) AS s(id, run)),
 held AS MATERIALIZED (
@@ -393,6 +387,11 @@ JOBS = (
    AND (%s::timestamptz IS NULL OR finished_at >= %s) AND (%s::timestamptz IS NULL OR finished_at < %s)
  ORDER BY id DESC LIMIT %s"""
 )
+
+PENDING = """
+SELECT l.kind, j.payload::text FROM {q}.live l JOIN {q}.jobs j ON j.id = l.id
+ WHERE l.owner IS NULL AND (%s::text[] IS NULL OR l.kind = ANY (%s))
+ ORDER BY l.priority, l.visible_at"""
 
 # The newest entries, put back into the order in which they were written.
 JOURNAL = """

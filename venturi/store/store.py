@@ -47,7 +47,9 @@ class Wakers:
 
 
 class Store:
-    """One schema in one database; opens nothing before it is used. The arguments are those of `venturi.Queue`, checked."""
+    """One schema in one database; opens nothing before it is used. The arguments are those of `venturi.Queue`,
+    checked.
+    """
 
     def __init__(
         self, schema: str, *, dsn: str | None, pool_size: int, listen_dsn: str | None, notify: bool, pooler: bool
@@ -63,6 +65,7 @@ class Store:
         self._pool = Pool(dsn, pool_size, pooler)
         self._loud = Producing(self.statements)
         self._quiet = Producing(Sql(schema, notify=False))
+        self._lent: tuple[int, Connection] | None = None
 
     @property
     def dsn(self) -> str:
@@ -103,32 +106,55 @@ class Store:
         return connect(dsn, name="venturi listener", patience=patience)
 
     @contextmanager
+    def lent(self, conn: Connection) -> Generator[None]:
+        """For the time of the block, and on this thread, use this connection where otherwise the pool is used."""
+        before, self._lent = self._lent, (threading.get_ident(), _checked(conn))
+        try:
+            yield
+        finally:
+            self._lent = before
+
+    @contextmanager
     def borrowed(self, conn: Connection | None) -> Generator[Connection]:
         """The caller's connection as it is, or one of the pool's for a single statement."""
+        conn = self._given(conn)
         if conn is not None:
-            yield _checked(conn)
+            yield conn
             return
-        with schema_errors(self.schema), self._pool.connection() as session:
+        with (
+            schema_errors(self.schema),
+            self._pool.connection() as session,
             # Behind a pooler a transaction says for itself at which level it is.
-            with session.transaction() if self.pooler else nullcontext():
-                yield session
+            session.transaction() if self.pooler else nullcontext(),
+        ):
+            yield session
 
     @contextmanager
     def transaction(self, conn: Connection | None, *, pipeline: bool = False) -> Generator[Connection]:
         """A transaction: the caller's, or one begun here where there is none.
 
         Args:
-            pipeline: On a connection of the pool, let the statements up to the first answer that is read travel together.
+            pipeline: On a connection of the pool, let the statements up to the first answer that is read travel
+                together.
         """
+        conn = self._given(conn)
         if conn is not None:
-            connection = _checked(conn)
-            alone = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
-            with connection.transaction() if alone else nullcontext():
-                yield connection
+            alone = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
+            with conn.transaction() if alone else nullcontext():
+                yield conn
             return
-        with schema_errors(self.schema), self._pool.connection() as session:
-            with session.pipeline() if pipeline else nullcontext(), session.transaction():
-                yield session
+        with (
+            schema_errors(self.schema),
+            self._pool.connection() as session,
+            session.pipeline() if pipeline else nullcontext(),
+            session.transaction(),
+        ):
+            yield session
+
+    def _given(self, conn: Connection | None) -> Connection | None:
+        if conn is None and self._lent is not None and self._lent[0] == threading.get_ident():
+            return self._lent[1]
+        return None if conn is None else _checked(conn)
 
     def migrate(self) -> list[str]:
         """Create or update the schema; the names of the migrations that were applied."""
@@ -140,6 +166,7 @@ class Store:
 
 
 def _checked(conn: Connection) -> Connection:
-    if not isinstance(conn, psycopg.Connection):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
-        raise TypeError(f"conn must be a psycopg.Connection, not {type(conn).__name__}")
+    given: object = conn  # not all callers are typed
+    if not isinstance(given, psycopg.Connection):
+        raise TypeError(f"conn must be a psycopg.Connection, not {type(given).__name__}")
     return conn

@@ -1,12 +1,13 @@
 """The loop that claims and settles, on the thread that called ``work()``.
 
-Each turn takes every run that has ended, settles all of them, and claims into the slots that are free, in one round trip and one
-commit. A worker with little to do settles at once; a busy one batches by itself, because runs end while it waits for
-the answer. There is no timer and no knob.
+Each turn takes every run that has ended, settles all of them, and claims into the slots that are free, in one round
+trip and one commit. A worker with little to do settles at once; a busy one batches by itself, because runs end while
+it waits for the answer. There is no timer and no knob.
 
 With nothing to claim it goes through three states, each of which ends as soon as something is claimed:
 
-lingering  for 50 ms it looks again after a quarter of the time that it has been lingering. Nobody notifies it meanwhile, so
+lingering  for 50 ms it looks again after a quarter of the time that it has been lingering. Nobody notifies it
+meanwhile, so
            that producers with workers that keep up pay for no notification. It lingers up to 1 s when it was woken
            as soon as it had parked.
 parking    it asks the listener for PARKED (`venturi.store.doorbell`), and polls, ever slower, while that is not safe
@@ -90,7 +91,8 @@ class Coordinator:
         self._telemetry = telemetry
         self._claims = True
         self._ended: list[Run] = []
-        # Monotonic instants: of the next look for jobs, since when there are none, and before which the database is left alone.
+        # Monotonic instants: of the next look for jobs, since when there are none, and before which the database is
+        # left alone.
         self._look_at = 0.0
         self._dry_since: float | None = None
         self._trouble_until = 0.0
@@ -128,7 +130,9 @@ class Coordinator:
         return bool(self._ended) or len(self._flight) > 0
 
     def finish(self) -> list[Run]:
-        """Settle what has ended by now, and give the claims of all other handlers back in one statement; the runs given back."""
+        """Settle what has ended by now, and give the claims of all other handlers back in one statement; the runs
+        given back.
+        """
         self._claims = False
         self._ended.extend(self._recordable(self._inbox.take(0)[0]))
         self._locked_until = 0.0
@@ -247,7 +251,9 @@ class Coordinator:
         self._locked_until = time.monotonic() + random.uniform(0.05, 0.1) if still else 0.0
 
     def _settle_apart(self, runs: Sequence[Run]) -> None:
-        """Settle one by one, when the database refuses something in the batch; what it refuses is recorded in reduced form."""
+        """Settle one by one, when the database refuses something in the batch; what it refuses is recorded in reduced
+        form.
+        """
         for run in list(runs):
             ending = t.cast(Ending, run.ending)
             session = self._part.session()

@@ -67,7 +67,7 @@ class Flight:
 
 
 class Inbox:
-    """What the coordinator waits for: runs that have ended, and calls to look up. Safe to call from a signal handler."""
+    """What the coordinator waits for: ended runs, and calls to look up. Safe to call from a signal handler."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()

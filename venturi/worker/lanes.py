@@ -74,9 +74,12 @@ class Lanes:
         taken = list(self._taken)
         for kind in ending:
             taken[self._task[kind]] -= 1
-        count = min(self._slots - self._running + len(ending), MOST)
-        rooms = [min(cap - used, count) for cap, used in zip(self._caps, taken, strict=True)]
-        if count <= 0 or max(rooms) <= 0:
+        free = min(self._slots - self._running + len(ending), MOST)
+        # None has less than no room, though a run that could not be settled yet may have been replaced already.
+        rooms = [max(0, min(cap - used, free)) for cap, used in zip(self._caps, taken, strict=True)]
+        # No more than there is room for, so that where one kind is capped the rotation goes by what it may claim.
+        count = min(free, sum(rooms))
+        if count <= 0:
             return None
         by_lane = [rooms[task] for task in self._tasks]
         return Ask(

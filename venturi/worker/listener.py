@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from venturi.store import doorbell
 from venturi.store.connections import Session
@@ -105,10 +106,9 @@ class Listener:
             self._poke()
 
     def _poke(self) -> None:
-        try:
+        # An error means: full, so that it wakes up all the same; or closed, after stop.
+        with suppress(OSError):
             self._there.send(b"!")
-        except OSError:
-            pass  # full, so that it will wake up all the same; or closed, after stop
 
     def _run(self) -> None:
         try:

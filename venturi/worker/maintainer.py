@@ -1,6 +1,7 @@
 """The thread that keeps claims alive: heartbeat, renewal, requests to cancel, and recovery of what dead workers held.
 
-It has a session of its own, so that it works while all slots are busy and while the coordinator waits. Its interval is a
+It has a session of its own, so that it works while all slots are busy and while the coordinator waits. Its interval
+is a
 third of the lease: a renewal may fail once and the lease still holds. After trouble with the database it renews first
 and recovers nothing for one interval, since the other workers may not have come back to renew theirs.
 """
@@ -8,10 +9,12 @@ and recovers nothing for one interval, since the other workers may not have come
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from venturi.backoff import jittered
 from venturi.errors import UnknownKindError
@@ -88,7 +91,7 @@ class Maintainer:
             while not self._stopping:
                 wait = self._part.attempt(self._step)
                 if wait:
-                    self._recover_from = time.monotonic() + self._interval
+                    self._recover_from = math.inf
                 self._poked.wait(wait or max(0.0, self._due - time.monotonic()))
             self._part.attempt(lambda: self._claiming.leave(self._part.session()))
         except BaseException as error:
@@ -105,7 +108,10 @@ class Maintainer:
         self._renew(session)
         self._claiming.heartbeat(session)
         self._tell(session, self._flight.all())
-        if time.monotonic() >= self._recover_from:
+        now = time.monotonic()
+        if self._recover_from == math.inf:
+            self._recover_from = now + self._interval
+        if now >= self._recover_from:
             self._recover(session)
         self._due = time.monotonic() + self._interval
 
@@ -168,16 +174,15 @@ class Maintainer:
 
     def _backoff(self, kind: str, job: uuid.UUID, failure: int) -> int:
         curve = self._settings.backoff
-        try:
+        with suppress(UnknownKindError):  # a kind of other workers
             curve = self._registry.find(kind).task.backoff or curve
-        except UnknownKindError:
-            pass  # a kind of other workers
         return jittered(curve, job, failure, self._settings.jitter) // 1000
 
     def _report(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
             logger.warning(
                 "job %s of kind %s: %s; %s", ending.id, ending.kind, ending.note, ending.outcome,
-                extra={"job": str(ending.id), "kind": ending.kind, "run": ending.run_count, "worker": str(ending.owner)},
+                extra={"job": str(ending.id), "kind": ending.kind, "run": ending.run_count, "worker":
+                str(ending.owner)},
             )  # fmt: skip
             self._telemetry.count("venturi.recovered", venturi__kind=ending.kind)

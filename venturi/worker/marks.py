@@ -1,7 +1,8 @@
 """Low-water marks: below which instant a lane need not be looked at, without threads, clocks or I/O.
 
 Claimed jobs leave dead index entries at the head of their lane, which stay for as long as some old transaction can see
-them. A claim that starts at the mark passes over them. The mark stays behind what was claimed, since transactions commit late;
+them. A claim that starts at the mark passes over them. The mark stays behind what was claimed, since transactions
+commit late;
 what commits later still is found by the claims that ignore marks: the first after a wake-up, the last before
 sleeping, and one at least every second.
 """
@@ -33,7 +34,9 @@ class Marks:
         self._swept = -math.inf
 
     def take(self, lanes: Iterable[tuple[str, int]], now: float) -> list[float]:
-        """The marks for a claim at the instant ``now`` of a monotonic clock: seconds since 1970 for each (kind, tier)."""
+        """The marks for a claim at the instant ``now`` of a monotonic clock: seconds since 1970 for each (kind,
+        tier).
+        """
         if now - self._swept >= self._sweep:
             self._swept = now
             return [-math.inf for _ in lanes]

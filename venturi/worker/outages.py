@@ -32,7 +32,8 @@ class Retry:
 
 
 class Outages:
-    """Which parts of one worker cannot reach the database. The first one to fail is logged, and the last one to recover.
+    """Which parts of one worker cannot reach the database. The first one to fail is logged, and the last one to
+    recover.
 
     Args:
         name: The worker, for the log.

@@ -12,8 +12,9 @@ __all__ = ["Rotation"]
 class Rotation:
     """Says which tier each of the next claims is meant for.
 
-    At ratio r a cycle has r * r positions: every r * r-th is LOW, every other r-th NORMAL, the rest HIGH. At ratio 4 that is 12
-    HIGH, 3 NORMAL and 1 LOW of 16. Only successful claims move it on, so that polling an empty queue shifts no share.
+    At ratio r a cycle has r * r positions: every r * r-th is LOW, every other r-th NORMAL, the rest HIGH. At ratio 4
+    that is 12 HIGH, 3 NORMAL and 1 LOW of 16. Only successful claims move it on, so that polling an empty queue
+    shifts no share.
 
     Args:
         ratio: At least 2; None is strict: always the most urgent first.

@@ -1,7 +1,7 @@
 """One run of one job, inside a slot: decode, call the handler, encode.
 
-All code of the user's runs here and nowhere else, and whatever it raises becomes the end of this run alone: converters, default
-factories and ``__str__`` of exceptions are its code as much as the handler is.
+All code of the user's runs here and nowhere else, and whatever it raises becomes the end of this run alone:
+converters, default factories and ``__str__`` of exceptions are its code as much as the handler is.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The threads that run handlers: a pool whose every thread runs one long loop, since a hand-over through a queue costs a
-third of a ``submit`` per run.
+"""The threads that run handlers: a pool whose every thread runs one long loop, since a hand-over through a queue
+costs a third of a ``submit`` per run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The worker's own threads: each repeats one step, survives what a step raises, and fails loudly when every step does."""
+"""The worker's own threads: each repeats one step, survives what a step raises, and fails loudly when every step
+does.
+"""
 
 from __future__ import annotations
 

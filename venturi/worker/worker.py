@@ -1,8 +1,9 @@
 """One worker: its parts, its start, and its orderly stop.
 
-A stop goes through these steps, whoever asks for it and however often: no more claims; every handler is told; handlers that end are
-settled by what they did; at the deadline the claims of the others are given back, in one statement and without waiting
-for their threads; then maintainer, listener and slots end. A second signal, or ``stop(0)``, only moves the deadline.
+A stop goes through these steps, whoever asks for it and however often: no more claims; every handler is told;
+handlers that end are settled by what they did; at the deadline the claims of the others are given back, in one
+statement and without waiting for their threads; then maintainer, listener and slots end. A second signal, or
+``stop(0)``, only moves the deadline.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import types
 import typing as t
 import uuid
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 
@@ -74,7 +75,8 @@ class Worker:
         return f"{host()}:{os.getpid()}"
 
     def __repr__(self) -> str:
-        return f"<venturi.Worker {self.name} {self.queue.schema!r} running={len(self._flight)}/{self.settings.concurrency}>"
+        running = f"running={len(self._flight)}/{self.settings.concurrency}"
+        return f"<venturi.Worker {self.name} {self.queue.schema!r} {running}>"
 
     # --- Start and stop
 
@@ -96,10 +98,9 @@ class Worker:
         Raises:
             SchemaError: The schema is missing or does not fit this version.
         """
-        try:
+        # While the server is away, the worker waits for it.
+        with suppress(psycopg.Error):
             self.queue.store.session("venturi worker", self._patience).close()
-        except psycopg.Error:
-            pass  # the server is away: the worker waits for it
         self._thread = spawn("venturi-coordinator", self._work_aside)
         return self
 
@@ -107,8 +108,8 @@ class Worker:
         """Stop in order; from any thread or signal handler, any number of times, before the start too. Does not wait.
 
         Args:
-            timeout: Seconds, or a timedelta, until claims are given back; it can only bring the deadline nearer. 0 gives them
-                back at once. Default: None, the worker's ``shutdown_timeout``.
+            timeout: Seconds, or a timedelta, until claims are given back; it can only bring the deadline nearer. 0
+                gives them back at once. Default: None, the worker's ``shutdown_timeout``.
         """
         seconds = self.settings.shutdown_timeout if timeout is None else checks.seconds("timeout", timeout, 0)
         self._stop_at = min(self._stop_at, time.monotonic() + seconds)
