@@ -1,7 +1,7 @@
 """A long import that does one page per run, and keeps its place.
 
-A run that ends with Pause frees its slot, and the job goes behind its peers; the carry is stored in the same commit. So a
-deployment or a crash costs one page at most, however long the whole import takes.
+A run that ends with Pause frees its slot, and the job goes behind its peers; the carry is stored in the same commit. So
+a deployment or a crash costs one page at most, however long the whole import takes.
 """
 
 import datetime as dt

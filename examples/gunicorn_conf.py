@@ -2,8 +2,7 @@
 
 gunicorn --chdir examples --config examples/gunicorn_conf.py flask_app:app
 
-Run as a script it checks this configuration and ends. Each process takes three connections for its worker, and
-up to `pool_size` for its requests while they enqueue.
+Each process takes three connections for its worker, and up to `pool_size` for its requests while they enqueue.
 """
 
 import typing as t

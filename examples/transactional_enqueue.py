@@ -1,7 +1,7 @@
 """A job that exists if and only if the data that it is about does.
 
-Enqueued on the caller's own connection, it is part of the caller's transaction. No outbox table, no job for an order that
-was rolled back, no order whose job was lost between two commits.
+Enqueued on the caller's own connection, it is part of the caller's transaction. No outbox table, no job for an order
+that was rolled back, no order whose job was lost between two commits.
 """
 
 import os

@@ -1,3 +1,3 @@
 """What every test may ask for; each kind of fixture has a module of its own."""
 
-pytest_plugins = ["fixtures.database", "fixtures.leaks", "fixtures.proxy"]
+pytest_plugins = ["fixtures.database", "fixtures.leaks", "fixtures.proxy", "fixtures.serverlog"]

@@ -11,6 +11,7 @@ from venturi.errors import (
     LeaseLost,
     PayloadError,
     PermanentError,
+    Reason,
     RetryLater,
     SchemaError,
     UnknownKindError,
@@ -20,9 +21,23 @@ from venturi.outcome import Combine, Completed, Independent, Keep, Merge, Outcom
 from venturi.queue import Queue
 from venturi.registry import Handler
 from venturi.task import task
-from venturi.values import Entry, Job, KindStats, Priority, Receipt, Released, Report, Stats
+from venturi.values import (
+    Action,
+    Entry,
+    Job,
+    JournalOutcome,
+    KindStats,
+    Priority,
+    Receipt,
+    Released,
+    Report,
+    Stats,
+    Status,
+)
+from venturi.worker import Worker, WorkOptions
 
 __all__ = [
+    "Action",
     "Backoff",
     "Cancellation",
     "Cancelled",
@@ -35,6 +50,7 @@ __all__ = [
     "Handler",
     "Independent",
     "Job",
+    "JournalOutcome",
     "Keep",
     "KindStats",
     "LeaseLost",
@@ -46,6 +62,7 @@ __all__ = [
     "PermanentError",
     "Priority",
     "Queue",
+    "Reason",
     "Receipt",
     "Released",
     "Replace",
@@ -53,17 +70,24 @@ __all__ = [
     "RetryLater",
     "SchemaError",
     "Stats",
+    "Status",
     "UnknownKindError",
     "VenturiError",
+    "WorkOptions",
+    "Worker",
     "cancel",
+    "cleanup",
     "current_context",
     "default",
     "enqueue",
     "enqueue_many",
     "handler",
     "job",
+    "jobs",
     "journal",
+    "migrate",
     "requeue",
+    "requeue_many",
     "stats",
     "task",
     "work",
@@ -77,7 +101,11 @@ enqueue: typing.Final = default.enqueue
 enqueue_many: typing.Final = default.enqueue_many
 work: typing.Final = default.work
 job: typing.Final = default.job
+jobs: typing.Final = default.jobs
 journal: typing.Final = default.journal
 stats: typing.Final = default.stats
 cancel: typing.Final = default.cancel
 requeue: typing.Final = default.requeue
+requeue_many: typing.Final = default.requeue_many
+cleanup: typing.Final = default.cleanup
+migrate: typing.Final = default.migrate

@@ -1,8 +1,8 @@
 """When a failed job is tried again: Fibonacci growth with a cap, and jitter that depends on the job alone.
 
-The delay of failure n is ``min(base * fib(n), cap)``, shortened by up to the jitter's share of itself. The share is drawn
-by SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) from the job's id and n, so
-that it is the same in every process and differs between jobs that fail together.
+The delay of failure n is ``min(base * fib(n), cap)``, shortened by up to the jitter's share of itself. The share is
+drawn by SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) from the job's id
+and n, so that it is the same in every process and differs between jobs that fail together.
 """
 
 from __future__ import annotations

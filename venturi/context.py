@@ -137,7 +137,8 @@ class Context(t.Generic[C, S]):
         kind: The kind of its task.
         run_count: 1 on the first run.
         failure_count: Failures so far.
-        carry: The job's own state, changed in place or assigned; stored on pause and on retry. None without a carry type.
+        carry: The job's own state, changed in place or assigned; stored on pause and on retry. None without a carry
+            type.
         cancelled: Tells this run to stop, with a reason.
         state: The very object given to ``work(state=)``.
         logger: Its records carry job id, kind and run number.

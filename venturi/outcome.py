@@ -71,7 +71,8 @@ class Combine(t.Generic[T]):
     """
 
     task: T
-    carry: object = attrs.NOTHING
+    # By a factory: as a plain default attrs takes NOTHING to mean that there is none.
+    carry: object = attrs.field(factory=lambda: attrs.NOTHING)
     priority: Priority | None = None
     delay: dt.timedelta | None = None
 

@@ -68,15 +68,15 @@ def task(
 ) -> Callable[[type[U]], type[U]]:
     """Make a class a task: a frozen, slotted attrs class that can be enqueued.
 
-    A class that is an attrs class already is taken as it is. Two methods may set its policy: ``dedup_key(self)`` returns a
-    str, int or UUID (None: no dedup), ``merge(self, existing)`` decides what becomes of a pending job with that key
-    (default: `Replace`). Both run in the thread that enqueues.
+    A class that is an attrs class already is taken as it is. Two methods may set its policy: ``dedup_key(self)``
+    returns a str, int or UUID (None: no dedup), ``merge(self, existing)`` decides what becomes of a pending job with
+    that key (default: `Replace`). Both run in the thread that enqueues.
 
     Args:
         kind: The name stored with every job, 1 to 200 bytes; never derived from the class, so that code may move.
         priority: Of jobs whose enqueue names none. Default: NORMAL.
-        carry: Type of the state kept between runs: an attrs class or a plain JSON type, made without arguments on a first
-            run. Default: None, no state.
+        carry: Type of the state kept between runs: an attrs class or a plain JSON type, made without arguments on a
+            first run. Default: None, no state.
         backoff: The curve of retries. Default: None, the worker's.
         timeout: Seconds, or a timedelta, after which a run is told to stop; above 0. Default: None, never.
         aliases: Former kinds of this task: their jobs are run and merged as if they were of this kind.

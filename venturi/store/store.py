@@ -166,7 +166,6 @@ class Store:
 
 
 def _checked(conn: Connection) -> Connection:
-    given: object = conn  # not all callers are typed
-    if not isinstance(given, psycopg.Connection):
-        raise TypeError(f"conn must be a psycopg.Connection, not {type(given).__name__}")
+    if not isinstance(conn, psycopg.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"conn must be a psycopg.Connection, not {type(conn).__name__}")
     return conn

@@ -5,7 +5,7 @@ inside
 its transaction: nothing is committed, nothing sleeps, and a rollback leaves nothing. Tasks, carry and evidence go
 through the same encoding as in production, so that what cannot be stored fails in the test too.
 
-`venturi.testing.plugin` is a pytest plugin with a server; it is loaded by ``pytest_plugins = ["venturi.testing.plugin"]``.
+`venturi.testing.plugin` is a pytest plugin with a server, loaded by ``pytest_plugins = ["venturi.testing.plugin"]``.
 """
 
 from venturi.testing.calling import Called, call

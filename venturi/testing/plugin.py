@@ -1,7 +1,8 @@
 """A pytest plugin: a server, a migrated queue, and a connection whose transaction is rolled back.
 
-Load it in ``conftest.py`` with ``pytest_plugins = ["venturi.testing.plugin"]``. The server is the first there is of the URL in
-VENTURI_TEST_DATABASE_URL, a private one from the extra ``embedded``, and a private one of an installed PostgreSQL.
+Load it in ``conftest.py`` with ``pytest_plugins = ["venturi.testing.plugin"]``. The server is the first there is of
+the URL in VENTURI_TEST_DATABASE_URL, a private one from the extra ``embedded``, and a private one of an installed
+PostgreSQL.
 """
 
 from __future__ import annotations
