@@ -1,3 +1,10 @@
 """What every test may ask for; each kind of fixture has a module of its own."""
 
-pytest_plugins = ["fixtures.database", "fixtures.leaks", "fixtures.proxy", "fixtures.serverlog"]
+pytest_plugins = [
+    "fixtures.claims",
+    "fixtures.database",
+    "fixtures.leaks",
+    "fixtures.program",
+    "fixtures.proxy",
+    "fixtures.serverlog",
+]

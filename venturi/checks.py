@@ -87,7 +87,7 @@ def instance(option: str, value: object, cls: type[T]) -> T:
 
 
 def instant(option: str, value: object) -> dt.datetime:
-    """A point in time, aware.
+    """A point in time, in UTC: arithmetic in a zone with a repeated hour would take the wrong one of the two.
 
     Raises:
         TypeError: It is no datetime.
@@ -97,7 +97,11 @@ def instant(option: str, value: object) -> dt.datetime:
         raise TypeError(f"{option} must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
         raise ConfigError(f"{option}={value!r}: must have a time zone; a naive datetime names no instant")
-    return value
+    try:
+        return value.astimezone(dt.UTC)
+    except OverflowError:
+        end = dt.datetime.max if value.year == dt.MAXYEAR else dt.datetime.min
+        return end.replace(tzinfo=dt.UTC)
 
 
 def delay(option: str, value: object) -> dt.timedelta:

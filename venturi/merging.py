@@ -40,11 +40,13 @@ class Request:
 
     Attributes:
         job: The job that it becomes unless it is merged.
+        index: Its position in the batch; None: it is no batch.
     """
 
     task: t.Any
     type: TaskType
     job: NewJob
+    index: int | None = None
 
 
 @attrs.define
@@ -201,9 +203,12 @@ class Merging:
             raise TypeError(
                 f"Combine(task=...) must hold a {type_.cls.__qualname__}, not {type(decision.task).__name__}"
             )
-        held.task, held.payload = decision.task, codec.encode(decision.task, type_.cls)
-        if decision.carry is not attrs.NOTHING:
-            held.carry = write_carry(decision.carry, type_)
+        try:
+            held.task, held.payload = decision.task, codec.encode(decision.task, type_.cls)
+            if decision.carry is not attrs.NOTHING:
+                held.carry = write_carry(decision.carry, type_)
+        except PayloadError as error:
+            raise PayloadError(error.problem, path=error.path, index=request.index) from error
         wanted = decision.priority
         held.priority = request.job.priority if wanted is None else checks.priority("priority", wanted)
 

@@ -9,6 +9,7 @@ import typing as t
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
+import attrs
 from typing_extensions import TypeVar
 
 from venturi import checks, codec
@@ -22,7 +23,7 @@ from venturi.store.connections import Connection
 from venturi.store.looking import FINISHED, HISTORY
 from venturi.store.producing import NewJob, Producing
 from venturi.store.store import Store
-from venturi.task import dedup_key, task_type
+from venturi.task import TaskType, dedup_key, task_type
 from venturi.telemetry import Telemetry
 from venturi.values import Entry, Job, Priority, Receipt, Report, Stats, Status
 
@@ -118,7 +119,7 @@ class Queue(t.Generic[S]):
         """
         if fn is None:
             return functools.partial(self._register, **options)
-        return self._register(fn)
+        return self._register(fn, **options)
 
     def _register(self, fn: t.Any, **options: t.Any) -> Handler[t.Any]:
         known: object = fn
@@ -158,7 +159,7 @@ class Queue(t.Generic[S]):
         """
         due = _due(at, delay)
         producing = self._producing(notify)
-        with self.telemetry.producing(_kind(task)) as trace:
+        with self.telemetry.producing(_type(task).kind) as trace:
             started = time.monotonic()
             request = self._request(task, priority, trace)
             if request.job.dedup_key is None:
@@ -192,7 +193,7 @@ class Queue(t.Generic[S]):
         given = list(tasks)
         if not given:
             return []
-        with self.telemetry.producing(_kind(given[0])) as trace:
+        with self.telemetry.producing(_type(given[0]).kind) as trace:
             started = time.monotonic()
             requests = [self._numbered(n, task, priority, trace) for n, task in enumerate(given)]
             receipts = self._store(requests, conn, due, producing)
@@ -201,12 +202,12 @@ class Queue(t.Generic[S]):
 
     def _numbered(self, number: int, task: object, priority: Priority | None, trace: str | None) -> Request:
         try:
-            return self._request(task, priority, trace)
+            return attrs.evolve(self._request(task, priority, trace), index=number)
         except PayloadError as error:
             raise PayloadError(error.problem, path=error.path, index=number) from error
 
     def _request(self, task: object, priority: Priority | None, trace: str | None) -> Request:
-        type_ = task_type(type(task))
+        type_ = _type(task)
         self.registry.know(type_)
         wanted = type_.priority if priority is None else checks.priority("priority", priority)
         payload = codec.encode(task, type_.cls)
@@ -446,10 +447,10 @@ def _id(value: object) -> uuid.UUID:
     return value
 
 
-def _kind(task: object) -> str:
+def _type(task: object) -> TaskType:
     if isinstance(task, type):
         raise TypeError(f"enqueue takes an instance of {task.__qualname__}, not the class")
-    return task_type(type(task)).kind
+    return task_type(type(task))
 
 
 def _due(at: dt.datetime | None, delay: dt.timedelta | None) -> tuple[dt.datetime | None, dt.timedelta]:

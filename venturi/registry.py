@@ -8,6 +8,7 @@ import sys
 import threading
 import typing as t
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import attrs
 
@@ -43,8 +44,8 @@ class Handler(t.Generic[T]):
         cap: int | None = None,
         dead_on: tuple[type[Exception], ...] = (),
     ) -> None:
-        if not callable(fn):
-            raise ConfigError(f"a handler must be a function, not {fn!r}")
+        if not callable(fn) or isinstance(fn, type):
+            raise ConfigError(f"a handler must be a function, not {fn!r}; a task class goes into handler(task=...)")
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.task = task
@@ -238,8 +239,11 @@ def _evaluate(handler: Handler[t.Any], annotation: str) -> object:
 
 
 def _closure(fn: t.Any) -> dict[str, object]:
-    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
-    return {name: cell.cell_contents for name, cell in cells}
+    values: dict[str, object] = {}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
+        with suppress(ValueError):  # a variable without a value yet, of no concern to an annotation
+            values[name] = cell.cell_contents
+    return values
 
 
 def _function(fn: t.Any) -> t.Any:

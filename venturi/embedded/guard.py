@@ -23,6 +23,7 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -86,7 +87,7 @@ def stop(folder: pathlib.Path, how: signal.Signals, patience: float = 10.0) -> b
             if time.monotonic() > deadline:
                 break
             if (process := postmaster(folder)) and process != asked:
-                _signal(process, harder)
+                _signal(folder, process, harder)
                 asked = process
             time.sleep(0.01)
         else:
@@ -94,11 +95,12 @@ def stop(folder: pathlib.Path, how: signal.Signals, patience: float = 10.0) -> b
     return False
 
 
-def _signal(process: int, how: signal.Signals) -> None:
-    # A paused postmaster heeds no signal until it is told to go on.
-    for number in (how, signal.SIGCONT):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, number)
+def _signal(folder: pathlib.Path, process: int, how: signal.Signals) -> None:
+    # As the server's account, since that account could have written any number into the file.
+    account = (folder / "data").stat().st_uid if os.geteuid() == 0 else None
+    # A paused process heeds a signal when it is told to go on.
+    script = f"kill -{how.value} {process}; kill -{signal.SIGCONT.value} {process}"
+    subprocess.run(["/bin/sh", "-c", script], user=account, cwd="/", stderr=subprocess.DEVNULL, check=False)
 
 
 def main(folder: str, how: str, *doomed: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 import typing as t
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import psycopg
 from psycopg import adapt, conninfo, errors
-from psycopg.abc import PQGen
+from psycopg.abc import PQGen, PQGenConn
 from psycopg.rows import TupleRow, tuple_row
 
 from venturi.errors import ConfigError, SchemaError
@@ -29,6 +30,7 @@ CONNECT_SECONDS = 10
 POOL_SECONDS = 10.0
 
 RV = t.TypeVar("RV")
+Y = t.TypeVar("Y")
 
 # What the statements rely on, whatever the role's or the database's defaults are. enable_seqscan and jit: see
 # venturi.store.sql.
@@ -74,20 +76,37 @@ class Session(psycopg.Connection[TupleRow]):
     """A connection of our own. Every wait for the server ends, if need be with an OperationalError.
 
     Attributes:
-        patience: Gives the longest wait, in seconds, from now.
+        patience: Gives the longest wait, in seconds, from now. When it falls to zero, waits that have begun end too.
     """
 
     patience: Callable[[], float] = staticmethod(lambda: CALL_SECONDS)
 
+    @classmethod
+    def _connect_gen(cls, conninfo: str = "") -> PQGenConn[t.Self]:
+        return _while(cls.patience, super()._connect_gen(conninfo))
+
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         limit = self.patience() if timeout is None else timeout
         try:
-            return super().wait(gen, interval, max(0.001, limit))
+            return super().wait(_while(self.patience, gen), interval, max(0.001, limit))
         except errors._WaitTimeout as error:  # pyright: ignore[reportPrivateUsage] - psycopg asks callers to convert it
             if timeout is not None:
                 raise
             self.pgconn.finish()
             raise psycopg.OperationalError(f"the server did not answer within {limit:.1f} s") from error
+
+
+def _while(patience: Callable[[], float], gen: Generator[Y, t.Any, RV]) -> Generator[Y, t.Any, RV]:
+    """The steps of a wait, which psycopg takes every tenth of a second, for as long as there is patience."""
+    try:
+        state = next(gen)
+        while True:
+            ready = yield state
+            if not ready and patience() <= 0:
+                raise errors._WaitTimeout("patience ran out")  # pyright: ignore[reportPrivateUsage] - as above
+            state = gen.send(ready)
+    except StopIteration as end:
+        return t.cast(RV, end.value)
 
 
 def connect(dsn: str, *, name: str, pooler: bool = False, patience: Callable[[], float] | None = None) -> Session:
@@ -99,20 +118,26 @@ def connect(dsn: str, *, name: str, pooler: bool = False, patience: Callable[[],
         pooler: Leave out everything that needs a session of one's own: settings and prepared statements.
         patience: Gives the longest wait in seconds. Default: None, always 30.
     """
-    session = Session.connect(
+    kind = Session if patience is None else _patient(patience)
+    session = kind.connect(
         dsn,
         autocommit=True,
         prepare_threshold=None if pooler else 5,
         **_parameters(dsn, name),
     )
-    if patience is not None:
-        session.patience = patience
     try:
         _prepare_session(session, pooler)
     except BaseException:
         session.close()
         raise
     return session
+
+
+def _patient(limit: Callable[[], float]) -> type[Session]:
+    class Patient(Session):
+        patience = staticmethod(limit)
+
+    return Patient
 
 
 def _parameters(dsn: str, name: str) -> dict[str, t.Any]:
@@ -198,7 +223,7 @@ class Pool:
             psycopg.OperationalError: None could be had within 10 s.
         """
         pool = self._open()
-        session = pool.getconn(POOL_SECONDS)
+        session = _living(pool)
         try:
             yield session
         except (psycopg.OperationalError, psycopg.InternalError):
@@ -245,17 +270,25 @@ class Pool:
                     timeout=POOL_SECONDS,
                     max_idle=300,
                     configure=lambda session: _prepare_session(session, self._pooler),
-                    check=_check,
                 )
             return self._pool
 
 
-def _check(session: Session) -> None:
-    """Refuse a session that the server has closed: an idle one has nothing to say, unless it says goodbye. No round
-    trip.
-    """
+def _living(pool: ConnectionPool[Session]) -> Session:
+    """A session of the pool that the server has not closed."""
+    # Not the pool's own check, which pauses after each session it refuses, longer every time: a full pool would take
+    # more than its whole patience to recover from a restart.
+    deadline = time.monotonic() + POOL_SECONDS
+    while True:
+        session = pool.getconn(deadline - time.monotonic())
+        if not _has_spoken(session):
+            return session
+        session.close()
+        pool.putconn(session)
+
+
+def _has_spoken(session: Session) -> bool:
+    """Whether the server has closed an idle session: it has nothing to say, unless it says goodbye. No round trip."""
     poll = select.poll()
     poll.register(session.fileno(), select.POLLIN)
-    if poll.poll(0):
-        session.close()
-        raise psycopg.OperationalError("the server closed this idle connection")
+    return bool(poll.poll(0))

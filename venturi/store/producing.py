@@ -115,9 +115,9 @@ class Producing:
 
     def lock(self, connection: Connection, keys: Sequence[tuple[str, str]]) -> None:
         """Lock (kind, key) pairs until the end of the transaction: the kinds shared, the keys exclusively."""
-        locks = sorted(self._locks(keys))
-        ids, alone = [number for _, number, _ in locks], [exclusive for _, _, exclusive in locks]
-        run(connection, self._sql(sql.LOCK_KEYS), (ids, alone))
+        locks = sorted(self._locks(keys), key=lambda lock: (not lock[0], lock[1]))
+        of_kind, ids, alone = ([lock[n] for lock in locks] for n in range(3))
+        run(connection, self._sql(sql.LOCK_KEYS), (of_kind.count(False), ids, of_kind, alone))
 
     def candidates(
         self, connection: Connection, wanted: Sequence[tuple[int, str, str]], passed: Sequence[uuid.UUID] = ()
@@ -169,17 +169,17 @@ class Producing:
         for chunk in _chunks(rows):
             run(connection, self._sql(sql.MERGED), (chunk,))
 
-    def _locks(self, keys: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, bool]]:
-        """(rank, advisory key, exclusive) of the locks that the keys need."""
+    def _locks(self, keys: Sequence[tuple[str, str]]) -> Iterator[tuple[bool, int, bool]]:
+        """(whether of a kind, advisory key, whether exclusive) of the locks that the keys need."""
         by_kind: dict[str, set[str]] = {}
         for kind, key in keys:
             by_kind.setdefault(kind, set()).add(key)
         for kind, of_kind in by_kind.items():
             alone = len(of_kind) > MANY_KEYS
-            yield 0, sql.key64(self._schema_key, kind), alone
+            yield True, sql.key64(self._schema_key, kind), alone
             if not alone:
                 for key in of_kind:
-                    yield 1, sql.key64(self._schema_key, kind, key), True
+                    yield False, sql.key64(self._schema_key, kind, key), True
 
     def _copy(self, connection: Connection, jobs: Sequence[NewJob], created_at: str) -> None:
         bodies = (

@@ -113,10 +113,17 @@ SELECT id, kind, priority, dedup_key, visible_at, carry FROM given"""
 COPY_JOBS = "COPY {q}.jobs (id, kind, payload, priority, trace, created_at) FROM STDIN"
 COPY_LIVE = "COPY {q}.live (id, kind, priority, visible_at) FROM STDIN"
 
-# Sorted by the caller: kinds before keys, each by number, so that batches never wait for each other in a circle.
+# Sorted by the caller: kinds before keys, each by number, so that batches never wait for each other in a circle. The
+# setting ends with the transaction, as the locks do, and counts its keys: past the bound whole kinds are locked instead,
+# since a transaction that fills the lock table makes others fail too. (A default server has room for some 6400 locks.)
 LOCK_KEYS = """
-SELECT CASE WHEN k.alone THEN pg_advisory_xact_lock(k.id) ELSE pg_advisory_xact_lock_shared(k.id) END
-  FROM unnest(%s::bigint[], %s::bool[]) k(id, alone)"""
+WITH counted AS MATERIALIZED (
+  SELECT set_config('venturi.keys', (coalesce(nullif(current_setting('venturi.keys', true), ''), '0')::bigint + %s)::text,
+                    true)::bigint > 4000 AS too_many)
+SELECT CASE WHEN k.of_kind THEN
+         CASE WHEN k.alone OR c.too_many THEN pg_advisory_xact_lock(k.id) ELSE pg_advisory_xact_lock_shared(k.id) END
+       WHEN NOT c.too_many THEN pg_advisory_xact_lock(k.id) END
+  FROM counted c CROSS JOIN unnest(%s::bigint[], %s::bool[], %s::bool[]) k(id, of_kind, alone)"""
 
 # live_key finds the siblings. Locked and waited for: a claim that holds the row makes it no candidate any more.
 CANDIDATES = """

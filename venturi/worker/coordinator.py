@@ -129,16 +129,36 @@ class Coordinator:
         """Whether there are runs in flight, or ends of runs to be recorded."""
         return bool(self._ended) or len(self._flight) > 0
 
-    def finish(self) -> list[Run]:
-        """Settle what has ended by now, and give the claims of all other handlers back in one statement; the runs
-        given back.
+    def finish(self, grace: float) -> list[Run]:
+        """Settle what has ended by now, and give the claims of all other handlers back, in one statement.
+
+        Args:
+            grace: Seconds in which to try again where a row is locked or the database cannot be reached.
+
+        Returns:
+            The runs given back.
         """
         self._claims = False
         self._ended.extend(self._recordable(self._inbox.take(0)[0]))
-        self._locked_until = 0.0
-        if self._ended:
-            self._part.attempt(self._turn)
         stragglers = [run for run in self._flight.all() if run not in self._ended]
+        released: list[Run] = []
+
+        def last_turn() -> None:
+            if self._ended:
+                self._locked_until = 0.0
+                self._turn()
+            if stragglers:
+                stragglers[:] = self._give_back(stragglers, released)
+
+        deadline = time.monotonic() + grace
+        while (self._ended or stragglers) and time.monotonic() < deadline:
+            wait = self._part.attempt(last_turn)
+            if self._ended or stragglers:
+                time.sleep(max(wait, 0.02))
+        return released
+
+    def _give_back(self, stragglers: Sequence[Run], released: list[Run]) -> list[Run]:
+        """Release claims in one statement; the runs whose rows were locked, to be tried again."""
         endings = [
             Ending(
                 run.claim.id, run.claim.kind, run.claim.run_count, self._claiming.owner, "released",
@@ -146,23 +166,20 @@ class Coordinator:
             )
             for run in stragglers
         ]  # fmt: skip
-        released: list[Run] = []
-
-        def give_back() -> None:
-            unsettled = {answer.id for answer in self._claiming.settle(self._part.session(), endings)}
-            released.extend(run for run in stragglers if run.claim.id not in unsettled)
-
-        if stragglers:
-            self._part.attempt(give_back)
+        answers = {answer.id: answer for answer in self._claiming.settle(self._part.session(), endings)}
+        locked = [run for run in stragglers if run.claim.id in answers and answers[run.claim.id].ours]
         for run in stragglers:
+            if run in locked:
+                continue
             self._flight.remove(run)
-        for run in released:
-            self._telemetry.count("venturi.released", venturi__kind=run.claim.kind)
-        return released
+            if run.claim.id not in answers or answers[run.claim.id].done:
+                released.append(run)
+                self._telemetry.count("venturi.released", venturi__kind=run.claim.kind)
+        return locked
 
     def unsettled(self) -> list[uuid.UUID]:
-        """Runs whose end could not be recorded."""
-        return [run.claim.id for run in self._ended]
+        """Runs whose end could not be recorded, nor their claim given back."""
+        return [run.claim.id for run in self._flight.all()]
 
     def refused(self, run: Run, why: str) -> None:
         """Note that the result of a run is not recorded."""
@@ -205,7 +222,7 @@ class Coordinator:
         if now - self._called_at > CALM:
             self._in_vain = 0
         self._called_at = now
-        self._look_at = min(self._look_at, now + min(0.001 * (2**self._in_vain - 1), 0.5))
+        self._look_at = min(self._look_at, now + min(0.001 * (2 ** min(self._in_vain, 8) - 1), 0.2))
         self._in_vain += 1
         self._marks.ignore()
         if self._parked_at is not None and time.monotonic() - self._parked_at < RESTLESS:

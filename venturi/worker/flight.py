@@ -84,6 +84,8 @@ class Inbox:
     def close(self, late: Callable[[Run], None]) -> None:
         """Nobody takes anything from now on; runs that end later go to ``late``, on the thread of their slot."""
         self._late = late
+        for run in self.take(0)[0]:
+            late(run)
 
     def call(self) -> None:
         """Make the coordinator look up; many calls before it does are one."""

@@ -60,7 +60,7 @@ class Listener:
         reconnected: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self.parking = Parking.AWAY
+        self._parking = Parking.AWAY
         self._part = Part("listener", connect, outages, Retry(0.1, 30.0))
         self._sql = statements
         self._wake = wake
@@ -75,6 +75,13 @@ class Listener:
         self._there.setblocking(False)
         self._here.setblocking(False)
         self._thread: threading.Thread | None = None
+
+    @property
+    def parking(self) -> Parking:
+        """Whether the coordinator may sleep."""
+        # What it has asked to end is over for it, however long this thread takes to do so.
+        held = self._parking in (Parking.EARLY, Parking.SAFE)
+        return Parking.AWAKE if held and not self._wanted else self._parking
 
     def start(self) -> None:
         """Begin to listen."""
@@ -102,7 +109,7 @@ class Listener:
 
     def retry(self) -> None:
         """Try to connect now: another part has reached the database."""
-        if self.parking is Parking.AWAY:
+        if self._parking is Parking.AWAY:
             self._poke()
 
     def _poke(self) -> None:
@@ -126,7 +133,7 @@ class Listener:
 
     def _step(self) -> None:
         session = self._part.session()
-        if self.parking is Parking.AWAY:
+        if self._parking is Parking.AWAY:
             doorbell.listen(session, self._sql)
             self._change(Parking.AWAKE)
             if self._lost:
@@ -144,11 +151,11 @@ class Listener:
     def _settle_parking(self, session: Session) -> None:
         if self._wanted and self._ask:
             self._ask = False
-            held = self.parking is not Parking.AWAKE
+            held = self._parking is not Parking.AWAKE
             safe = doorbell.quiet(session, self._sql) if held else doorbell.park(session, self._sql)
             self._change(Parking.AWAKE if safe is None else Parking.SAFE if safe else Parking.EARLY)
-        elif not self._wanted and self.parking in (Parking.EARLY, Parking.SAFE):
-            self.parking = Parking.AWAKE
+        elif not self._wanted and self._parking in (Parking.EARLY, Parking.SAFE):
+            self._parking = Parking.AWAKE
             doorbell.leave(session, self._sql)
 
     def _drain(self, session: Session) -> None:
@@ -159,8 +166,8 @@ class Listener:
             self._wake()
 
     def _change(self, parking: Parking) -> None:
-        if self.parking is not parking:
-            self.parking = parking
+        if self._parking is not parking:
+            self._parking = parking
             self._wake()
 
     def _pause(self, sources: list[socket.socket | int], timeout: float) -> set[int]:

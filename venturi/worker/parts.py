@@ -120,19 +120,13 @@ class Parts:
         if self._listener is not None:
             self._listener.start()
 
-    def stop(self, released: Sequence[Run]) -> Report:
-        """End everything within the grace time, and report.
-
-        Args:
-            released: The runs whose claims were given back while their handlers still run.
-        """
-        deadline = time.monotonic() + GRACE
-        self._inbox.close(lambda run: self.coordinator.refused(run, "released"))
-        self._slots.close(wait=not released and len(self._flight) == 0)
-        self.coordinator.close()
-        self._maintainer.stop(max(0.1, deadline - time.monotonic()))
-        if self._listener is not None:
-            self._listener.stop(max(0.1, deadline - time.monotonic()))
+    def stop(self, deadline: float) -> Report:
+        """Settle or give back what is in flight, end everything by then, and report."""
+        released: list[Run] = []
+        try:
+            released = self.coordinator.finish((deadline - time.monotonic()) / 2)
+        finally:
+            self._end(released, deadline)
         gone = tuple(Released(run.claim.id, run.claim.kind, run.thread) for run in released)
         for each in gone:
             logger.warning(
@@ -140,3 +134,11 @@ class Parts:
                 self._name, each.id, each.kind, each.thread, extra={"job": str(each.id), "kind": each.kind},
             )  # fmt: skip
         return Report(self.coordinator.settled, gone, tuple(self.coordinator.unsettled()))
+
+    def _end(self, released: Sequence[Run], deadline: float) -> None:
+        self._inbox.close(lambda run: self.coordinator.refused(run, "released"))
+        self._slots.close(wait=not released and len(self._flight) == 0)
+        self.coordinator.close()
+        self._maintainer.stop(max(0.1, deadline - time.monotonic()))
+        if self._listener is not None:
+            self._listener.stop(max(0.1, deadline - time.monotonic()))

@@ -27,7 +27,7 @@ from venturi import checks
 from venturi.store.connections import CALL_SECONDS
 from venturi.values import Report
 from venturi.worker.coordinator import Coordinator
-from venturi.worker.flight import Flight, Inbox, Run
+from venturi.worker.flight import Flight, Inbox
 from venturi.worker.parts import GRACE, Parts, host
 from venturi.worker.settings import Settings
 from venturi.worker.threads import spawn
@@ -61,6 +61,7 @@ class Worker:
         self.id = uuid.uuid4()
         self._state = state
         self._stop_at = math.inf
+        self._stop_asked_at = math.inf
         self._began_stop = False
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -112,7 +113,9 @@ class Worker:
                 gives them back at once. Default: None, the worker's ``shutdown_timeout``.
         """
         seconds = self.settings.shutdown_timeout if timeout is None else checks.seconds("timeout", timeout, 0)
-        self._stop_at = min(self._stop_at, time.monotonic() + seconds)
+        now = time.monotonic()
+        self._stop_asked_at = min(self._stop_asked_at, now)
+        self._stop_at = min(self._stop_at, now + seconds)
         self._inbox.call()
 
     def join(self, timeout: float | None = None) -> Report | None:
@@ -152,18 +155,17 @@ class Worker:
     def _work(self) -> Report:
         parts = self._parts()
         self.queue.store.local.add(self._inbox.call)
-        released: list[Run] = []
         try:
             parts.start()
             interrupt = self._loop(parts.coordinator)
-            released = parts.coordinator.finish()
         except BaseException as error:
             self._failure = self._failure or error
             self.stop(0)
             raise
         finally:
             self.queue.store.local.remove(self._inbox.call)
-            self._report = parts.stop(released)
+            self._stop_asked_at = self._stop_at = min(self._stop_at, time.monotonic())
+            self._report = parts.stop(self._stop_at + GRACE)
         if interrupt is not None:
             raise interrupt
         if self._failure is not None:
@@ -186,12 +188,14 @@ class Worker:
                 interrupt = error
 
     def _watch(self, coordinator: Coordinator) -> None:
+        if self._began_stop:
+            return
         if self.settings.stop is not None and self.settings.stop.is_set():
             self.stop()
         if not threading.main_thread().is_alive():
             # The interpreter is about to end, and waits for the slots' threads: it will not wait longer than this.
             self.stop()
-        if self._stop_at < math.inf and not self._began_stop:
+        if self._stop_at < math.inf:
             self._began_stop = True
             coordinator.stop_claiming()
             for run in self._flight.all():
@@ -207,7 +211,9 @@ class Worker:
         self.stop()
 
     def _patience(self) -> float:
-        return min(CALL_SECONDS, self._stop_at + GRACE - time.monotonic())
+        # A stop that has no handler to wait for has only the grace time.
+        end = self._stop_at if len(self._flight) > 0 else self._stop_asked_at
+        return min(CALL_SECONDS, end + GRACE - time.monotonic())
 
     def _parts(self) -> Parts:
         return Parts(

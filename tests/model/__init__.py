@@ -1,0 +1,1 @@
+"""A model of a queue, and actors that drive the real one beside it."""

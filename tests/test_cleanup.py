@@ -1,0 +1,174 @@
+"""Deleting finished jobs."""
+
+from __future__ import annotations
+
+import collections.abc as cabc
+import datetime as dt
+import threading
+import typing as t
+import uuid
+
+import psycopg
+import pytest
+
+import venturi
+from fixtures.serverlog import ServerLog
+from fixtures.work import ended, working
+
+Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
+
+LATER = dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
+
+
+@venturi.task("alpha")
+class Alpha:
+    fail: bool = False
+
+
+@venturi.task("beta")
+class Beta:
+    pass
+
+
+@pytest.fixture
+def finished(queue: venturi.Queue) -> list[uuid.UUID]:
+    """A completed alpha, a dead alpha, a cancelled beta and a completed beta, in the order of their ends."""
+
+    @queue.handler
+    def alpha(task: Alpha) -> None:
+        if task.fail:
+            raise venturi.PermanentError("never")
+
+    @queue.handler
+    def beta(task: Beta) -> None:
+        pass
+
+    jobs = list[uuid.UUID]()
+    with working(queue, poll=0.02):
+        for task, status in ((Alpha(), "completed"), (Alpha(True), "dead"), (Beta(), "cancelled"), (Beta(), "completed")):
+            jobs.append(queue.enqueue(task, delay=dt.timedelta(hours=status == "cancelled")).id)
+            if status == "cancelled":
+                assert queue.cancel(jobs[-1])
+            ended(queue, jobs[-1], status)
+    return jobs
+
+
+def left(queue: venturi.Queue) -> set[uuid.UUID]:
+    return {job.id for job in queue.jobs()}
+
+
+@pytest.mark.conformance(216)
+def test_cleanup_deletes_what_finished_before_the_instant_with_all_its_entries(
+    queue: venturi.Queue, finished: list[uuid.UUID], connect: Connect
+) -> None:
+    """Strictly before: a job that ended at the very instant stays, and so do the entries of all others."""
+    third = queue.job(finished[2])
+    assert third is not None
+    assert third.finished_at is not None
+    before = {id_: queue.journal(id_) for id_ in finished[2:]}
+    assert queue.cleanup(finished_before=third.finished_at) == 2
+    assert left(queue) == set(finished[2:])
+    assert {id_: queue.journal(id_) for id_ in finished[2:]} == before
+    assert [queue.journal(id_) for id_ in finished[:2]] == [[], []]
+    with connect(autocommit=True) as connection:
+        for table in ("dead", "live", "cancels"):
+            assert connection.execute(f'SELECT count(*) FROM "{queue.schema}".{table}').fetchone() == (0,)
+    assert queue.requeue(finished[1]) is False
+    assert queue.cleanup(finished_before=LATER) == 2
+    assert queue.cleanup(finished_before=LATER) == 0
+
+
+@pytest.mark.conformance(217)
+@pytest.mark.parametrize(
+    ("options", "gone"),
+    [
+        ({"kind": "alpha"}, {0, 1}),
+        ({"status": "completed"}, {0, 3}),
+        ({"status": "dead"}, {1}),
+        ({"status": "cancelled"}, {2}),
+        ({"kind": "beta", "status": "completed"}, {3}),
+        ({"kind": "gamma"}, set[int]()),
+        ({}, {0, 1, 2, 3}),
+    ],
+)
+def test_kind_and_status_narrow_a_cleanup(
+    queue: venturi.Queue, finished: list[uuid.UUID], options: dict[str, t.Any], gone: set[int]
+) -> None:
+    """What does not fit both stays."""
+    assert queue.cleanup(finished_before=LATER, **options) == len(gone)
+    assert left(queue) == {id_ for number, id_ in enumerate(finished) if number not in gone}
+
+
+@pytest.mark.conformance(217)
+def test_unfinished_jobs_are_never_deleted(
+    queue: venturi.Queue, finished: list[uuid.UUID], connect: Connect
+) -> None:
+    """Not a pending one, not a claimed one, and not one that was dead once and has been sent back."""
+    pending, claimed = queue.enqueue(Alpha()).id, queue.enqueue(Alpha()).id
+    assert queue.requeue(finished[1])
+    with connect(autocommit=True) as connection:
+        connection.execute(
+            f"""UPDATE "{queue.schema}".live SET owner = %s, lease_until = now(), run_count = 1 WHERE id = %s""",
+            [uuid.uuid4(), claimed],
+        )
+    assert queue.cleanup(finished_before=LATER) == 3
+    assert left(queue) == {pending, claimed, finished[1]}
+    assert [entry.outcome for entry in queue.journal(finished[1])] == ["dead", "requeued"]
+
+
+@pytest.mark.conformance(217)
+@pytest.mark.parametrize("status", ["pending", "claimed", "gone"])
+def test_a_status_of_unfinished_jobs_is_refused(queue: venturi.Queue, status: str) -> None:
+    """So is a naive instant."""
+    with pytest.raises(venturi.ConfigError, match="status"):
+        queue.cleanup(finished_before=LATER, status=t.cast(t.Any, status))
+    with pytest.raises(venturi.ConfigError, match="finished_before"):
+        queue.cleanup(finished_before=dt.datetime(2030, 1, 1))
+
+
+def fill(connection: psycopg.Connection[t.Any], schema: str, count: int) -> None:
+    """Jobs that have completed, written by hand."""
+    connection.execute(
+        f"""WITH made AS (
+              INSERT INTO "{schema}".jobs (id, kind, payload, priority, created_at)
+              SELECT gen_random_uuid(), 'alpha', '{{}}', 1, now() FROM generate_series(1, %s) RETURNING id)
+            INSERT INTO "{schema}".journal (job_id, run_no, failure_count, recorded_at, outcome, kind)
+            SELECT id, 1, 0, now() - interval '1 day', o, 'alpha' FROM made CROSS JOIN unnest(ARRAY[1, 0]) o""",
+        [count],
+    )
+
+
+@pytest.mark.conformance(218)
+def test_ten_thousand_jobs_go_in_transactions_of_a_thousand(
+    schema: str, connect: Connect, server_log: ServerLog
+) -> None:
+    """Ten statements delete them and an eleventh finds nothing more; each commits by itself."""
+    queue = venturi.Queue(schema, dsn=server_log.dsn)
+    with connect(autocommit=True) as connection:
+        fill(connection, schema, 10_000)
+        assert queue.cleanup(finished_before=dt.datetime.now(dt.UTC)) == 10_000
+        assert connection.execute(f'SELECT count(*) FROM "{schema}".journal').fetchone() == (0,)
+    queue.close()
+    assert len(server_log.statements("WITH ended")) == 11
+    assert server_log.statements("BEGIN") == []
+
+
+@pytest.mark.conformance(218)
+def test_two_cleanups_at_once_neither_block_nor_deadlock(schema: str, dsn: str, connect: Connect) -> None:
+    """One passes over what an open transaction of another is deleting, and both together delete everything once."""
+    with connect(autocommit=True) as connection:
+        fill(connection, schema, 3000)
+        with connect() as other:
+            rows = other.execute(f'SELECT id FROM "{schema}".jobs ORDER BY id LIMIT 500 FOR UPDATE').fetchall()
+            queue = venturi.Queue(schema, dsn=dsn)
+            assert queue.cleanup(finished_before=LATER) == 2500
+            assert len(rows) == 500
+        fill(connection, schema, 3000)
+        deleted = list[int]()
+        threads = [threading.Thread(target=lambda: deleted.append(queue.cleanup(finished_before=LATER))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        queue.close()
+    assert sum(deleted) == 3500

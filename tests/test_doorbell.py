@@ -1,0 +1,241 @@
+"""The doorbell: no producer rings in vain while workers are busy, and none is unheard when they sleep.
+
+Every worker here polls once an hour, so that a wake-up that is lost shows at once. The harness must be able to fail: the
+same scenes are played with one step of the protocol left out, and have to lose a job then.
+"""
+
+from __future__ import annotations
+
+import collections.abc as cabc
+import datetime as dt
+import random
+import threading
+import time
+import typing as t
+import uuid
+
+import psycopg
+import pytest
+
+import venturi
+from fixtures.proxy import Proxy
+from fixtures.statements import Bell
+from fixtures.waiting import eventually
+from fixtures.work import parked, working
+from venturi.store import sql
+from venturi.worker import listener
+
+Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
+
+LATE = 1.5
+"""Seconds after which a job that is due counts as lost; a worker beside an open transaction looks every second."""
+
+
+@venturi.task("bell")
+class Ring:
+    pass
+
+
+class Runs:
+    """Which jobs have begun to run, and when."""
+
+    def __init__(self, queue: venturi.Queue) -> None:
+        self._changed = threading.Condition()
+        self._began: dict[uuid.UUID, float] = {}
+        queue.handler(self._handle)
+
+    def _handle(self, task: Ring, ctx: venturi.Context) -> None:
+        with self._changed:
+            self._began[ctx.id] = time.monotonic()
+            self._changed.notify_all()
+
+    def delay(self, job: uuid.UUID, since: float) -> float | None:
+        """Seconds from then until the job began to run; None when it is late."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: job in self._began, max(0.0, since + LATE - time.monotonic())):
+                return None
+            return self._began[job] - since
+
+
+@pytest.fixture
+def producer(queue: venturi.Queue, dsn: str) -> cabc.Iterator[venturi.Queue]:
+    """The same queue as another process would see it: it cannot wake this process's workers by itself."""
+    producer = venturi.Queue(queue.schema, dsn=dsn)
+    yield producer
+    producer.close()
+
+
+def late_commit(queue: venturi.Queue, producer: venturi.Queue, connect: Connect) -> float | None:
+    """A producer looks before the worker parks, and commits after it has: seconds until the job runs, None when lost."""
+    runs = Runs(queue)
+    with connect() as early, connect(autocommit=True) as observer:
+        job = producer.enqueue(Ring(), conn=early).id
+        with working(queue, poll=3600):
+            parked(observer)
+            time.sleep(0.2)
+            early.commit()
+            return runs.delay(job, time.monotonic())
+
+
+@pytest.mark.conformance(170, 265)
+def test_a_producer_that_commits_after_the_worker_has_parked_is_heard(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect
+) -> None:
+    """INFLIGHT tells the worker that it may not sleep yet, so it polls until that transaction is over."""
+    assert late_commit(queue, producer, connect) is not None
+
+
+def test_without_inflight_that_producer_is_not_heard(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scene above tells a broken protocol from a whole one."""
+    monkeypatch.setattr(sql, "QUIET", "SELECT true")
+    assert late_commit(queue, producer, connect) is None
+
+
+def slow_listener(
+    queue: venturi.Queue, producer: venturi.Queue, proxy: Proxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> float | None:
+    """A job is due while the listener waits for an answer, so that PARKED is given up late: seconds until the next runs."""
+    monkeypatch.setattr(listener, "PING_SECONDS", 0.1)
+    runs = Runs(queue)
+    listened = venturi.Queue(queue.schema, dsn=queue.store.dsn, listen_dsn=proxy.dsn)
+    listened.handler(t.cast(t.Any, runs._handle))  # pyright: ignore[reportPrivateUsage]
+    with connect(autocommit=True) as observer, working(listened, poll=3600):
+        due = producer.enqueue(Ring(), delay=dt.timedelta(seconds=0.6)).id
+        time.sleep(0.2)
+        parked(observer)
+        proxy.hold()
+        assert runs.delay(due, time.monotonic()) is not None
+        time.sleep(0.3)
+        proxy.resume()
+        time.sleep(0.3)
+        delay = runs.delay(producer.enqueue(Ring()).id, time.monotonic())
+    listened.close()
+    return delay
+
+
+def test_a_listener_that_gives_parked_up_late_does_not_put_the_worker_to_sleep(
+    queue: venturi.Queue, producer: venturi.Queue, proxy: Proxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the worker may sleep is never read off a parking that it has asked to end."""
+    assert slow_listener(queue, producer, proxy, connect, monkeypatch) is not None
+
+
+class Scene:
+    """Pairs of producers: a quick one that wakes the worker, and one whose transaction commits some time after."""
+
+    def __init__(self, producer: venturi.Queue, connect: Connect, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._producer = producer
+        self._quick, self._slow = connect(), connect()
+
+    def play(self, runs: Runs) -> list[float | None]:
+        """One pair, and silence until both have run."""
+        pause, hold = self._random.random() * 0.002, self._random.choice((0.0, 0.0, 0.003, 0.04))
+        first = self._producer.enqueue(Ring(), conn=self._quick).id
+        self._quick.commit()
+        began = time.monotonic()
+        time.sleep(pause)
+        second = self._producer.enqueue(Ring(), conn=self._slow).id
+        time.sleep(hold * self._random.random())
+        self._slow.commit()
+        return [runs.delay(first, began), runs.delay(second, time.monotonic())]
+
+
+def play(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect, *, workers: int, seconds: float
+) -> list[float | None]:
+    """Random scenes for some seconds; the delays of all jobs."""
+    runs, scene = Runs(queue), Scene(producer, connect, seed=1)
+    delays = list[float | None]()
+    until = time.monotonic() + seconds
+    running = [queue.work(block=False, poll=3600, concurrency=2) for _ in range(workers)]
+    try:
+        while time.monotonic() < until and None not in delays:
+            delays += scene.play(runs)
+    finally:
+        for worker in running:
+            worker.stop()
+        for worker in running:
+            worker.join(10)
+    return delays
+
+
+@pytest.mark.conformance(170)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_wake_up_is_lost_at_the_edge_of_sleep(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """With workers that park in a hurry, every job of every scene runs soon after its commit."""
+    monkeypatch.setattr("venturi.worker.coordinator.LINGER", 0.0)
+    monkeypatch.setattr("venturi.worker.coordinator.RESTLESS", 0.0)
+    delays = play(queue, producer, connect, workers=workers, seconds=2)
+    assert len(delays) > 40
+    assert None not in delays
+
+
+def test_the_random_scenes_find_a_broken_protocol(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With INFLIGHT left out a job is lost within seconds."""
+    monkeypatch.setattr("venturi.worker.coordinator.LINGER", 0.0)
+    monkeypatch.setattr("venturi.worker.coordinator.RESTLESS", 0.0)
+    monkeypatch.setattr(sql, "QUIET", "SELECT true")
+    assert None in play(queue, producer, connect, workers=1, seconds=15)
+
+
+@pytest.mark.conformance(177)
+def test_busy_workers_are_not_notified(queue: venturi.Queue, producer: venturi.Queue, connect: Connect) -> None:
+    """A thousand enqueues from eight threads, while every slot is taken, send next to no notification."""
+    started, go = threading.Event(), threading.Event()
+
+    @queue.handler
+    def handle(task: Ring) -> None:
+        started.set()
+        go.wait(20)
+
+    with connect(autocommit=True) as ear, working(queue, concurrency=1, poll=3600):
+        producer.enqueue(Ring())
+        assert started.wait(5)
+        eventually(lambda: parked_sessions(ear) == 0, what="the worker has left its parking place")
+        ear.execute(sql.Sql(queue.schema)(sql.LISTEN))
+        _enqueue_from_threads(producer, threads=8, each=125)
+        assert heard(ear) < 100
+        go.set()
+
+
+@pytest.mark.conformance(177)
+def test_most_commits_do_not_notify_workers_that_keep_up(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect
+) -> None:
+    """Three workers that are idle again and again in between are notified by fewer than half of a thousand commits."""
+    runs = Runs(queue)
+    with connect(autocommit=True) as ear, working(queue, poll=3600), working(queue, poll=3600), working(queue, poll=3600):
+        ear.execute(sql.Sql(queue.schema)(sql.LISTEN))
+        _enqueue_from_threads(producer, threads=8, each=125)
+        assert heard(ear) < 500
+        assert runs.delay(producer.enqueue(Ring()).id, time.monotonic()) is not None
+
+
+def parked_sessions(connection: psycopg.Connection[t.Any]) -> int:
+    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+    return int(connection.execute(query).fetchall()[0][0])
+
+
+def heard(connection: psycopg.Connection[t.Any]) -> int:
+    """How many notifications have come."""
+    connection.execute("SELECT 1")
+    return len(list(connection.notifies(timeout=0)))
+
+
+def _enqueue_from_threads(producer: venturi.Queue, *, threads: int, each: int) -> None:
+    def enqueue() -> None:
+        for _ in range(each):
+            producer.enqueue(Ring())
+
+    running = [threading.Thread(target=enqueue) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()

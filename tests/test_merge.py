@@ -1,0 +1,404 @@
+"""What a second enqueue of a dedup key does to the job that is pending already."""
+
+from __future__ import annotations
+
+import collections.abc as cabc
+import datetime as dt
+import threading
+import time
+import typing as t
+
+import attrs
+import psycopg
+import pytest
+from fixtures.statements import Bell
+from fixtures.work import ended, parked, until, working
+from psycopg import sql
+
+import venturi
+from venturi import Combine, Independent, Keep, Merge, Pause, Pending, Priority, Replace
+
+Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
+Decide: t.TypeAlias = cabc.Callable[["Counter", "Pending[Counter, Seen]"], t.Any]
+
+HOUR = dt.timedelta(hours=1)
+
+
+@attrs.define
+class Seen:
+    times: int = 0
+
+
+decide: Decide = lambda task, existing: Replace()  # noqa: E731 - each test sets its own
+given: list[Pending[Counter, Seen]] = []
+
+
+@venturi.task("counter", carry=Seen)
+class Counter:
+    key: str | None
+    number: int = 0
+
+    def dedup_key(self) -> str | None:
+        return self.key
+
+    def merge(self, existing: Pending[Counter, Seen]) -> Merge[Counter]:
+        given.append(existing)
+        return t.cast("Merge[Counter]", decide(self, existing))
+
+
+@venturi.task("default")
+class Default:
+    """A task with a key and no merge()."""
+
+    value: int
+
+    def dedup_key(self) -> str:
+        return "only"
+
+
+@pytest.fixture(autouse=True)
+def no_decision() -> None:
+    """Every test begins with Replace, and with nothing seen."""
+    decides(lambda task, existing: Replace())
+    given.clear()
+
+
+def decides(by: Decide) -> None:
+    """What `Counter.merge` returns from now on."""
+    global decide
+    decide = by
+
+
+def adds(task: Counter, existing: Pending[Counter, Seen]) -> Combine[Counter]:
+    """Add the numbers, and count the merges in the carry."""
+    return Combine(Counter(task.key, existing.task.number + task.number), carry=Seen(existing.carry.times + 1))
+
+
+@pytest.mark.conformance(66)
+def test_without_a_key_nothing_is_merged(queue: venturi.Queue) -> None:
+    """Two enqueues without a key are two jobs, and merge() is not asked."""
+    receipts = [queue.enqueue(Counter(None)), queue.enqueue(Counter(None)), *queue.enqueue_many([Counter(None)] * 2)]
+    assert len({receipt.id for receipt in receipts}) == 4
+    assert {receipt.action for receipt in receipts} == {"inserted"}
+    assert given == []
+
+
+@pytest.mark.conformance(2, 67)
+def test_replace_is_what_happens_without_a_decision(queue: venturi.Queue) -> None:
+    """The second payload takes the place of the first, in the same job."""
+    first, second = queue.enqueue(Default(1)), queue.enqueue(Default(2))
+    assert second == venturi.Receipt(first.id, "replaced")
+    assert [(job.id, job.payload) for job in queue.jobs()] == [(first.id, {"value": 2})]
+
+
+@pytest.mark.conformance(68, 73)
+@pytest.mark.parametrize("asked", [Priority.HIGH, Priority.LOW])
+@pytest.mark.parametrize("decision", ["Replace", "Combine"])
+def test_a_merge_takes_the_priority_that_the_enqueue_asked_for(
+    queue: venturi.Queue, connect: Connect, asked: Priority, decision: str
+) -> None:
+    """Up or down, in the live row and in the body."""
+    if decision == "Combine":
+        decides(adds)
+    queue.enqueue(Counter("a"))
+    job = _job(queue, queue.enqueue(Counter("a"), priority=asked))
+    assert job.priority is asked
+    body = sql.SQL("SELECT priority FROM {}").format(sql.Identifier(queue.schema, "jobs"))
+    assert connect().execute(body).fetchall() == [(int(asked),)]
+
+
+@pytest.mark.conformance(73)
+def test_combine_may_set_the_priority_and_keeps_the_key(queue: venturi.Queue) -> None:
+    """The decision's priority wins over the enqueue's, and the key is not computed again from the combined task."""
+    decides(lambda task, existing: Combine(Counter("other"), priority=Priority.LOW))
+    queue.enqueue(Counter("a"))
+    job = _job(queue, queue.enqueue(Counter("a"), priority=Priority.HIGH))
+    assert (job.priority, job.dedup_key, job.payload["key"]) == (Priority.LOW, "a", "other")
+
+
+@pytest.mark.conformance(69, 72, 75, 76)
+@pytest.mark.parametrize("decision", ["Replace", "Combine", "Keep"])
+def test_what_of_a_job_that_ran_survives_a_merge(queue: venturi.Queue, connect: Connect, decision: str) -> None:
+    """Id, creation, key and runs stay; Replace forgets carry and failures, Combine and Keep do not."""
+    decides({"Replace": lambda *_: Replace(), "Combine": adds, "Keep": lambda *_: Keep()}[decision])
+    _pausing(queue)
+    before = queue.job(queue.enqueue(Counter("a", 10)).id)
+    assert before is not None
+    with working(queue):
+        until(queue, before.id, "paused")
+    _set(connect, queue, "failure_count = 3")
+    after = _job(queue, queue.enqueue(Counter("a", 5)))
+    assert (after.id, after.created_at, after.run_count, after.dedup_key) == (before.id, before.created_at, 1, "a")
+    expected = {"Replace": (5, None, 0), "Combine": (15, {"times": 8}, 3), "Keep": (10, {"times": 7}, 3)}[decision]
+    assert (after.payload["number"], after.carry, after.failure_count) == expected
+    entries = queue.journal(before.id)
+    assert [(entry.outcome, entry.run_no) for entry in entries] == [("paused", 1), ("merged", 1)]
+    assert entries[1].note == decision
+
+
+@pytest.mark.conformance(72)
+def test_combine_without_a_carry_keeps_the_existing_one(queue: venturi.Queue) -> None:
+    """10 combined with 5 makes 15; a carry that is not given stays, a given one is stored, None is a value."""
+    decides(adds)
+    queue.enqueue(Counter("a", 10))
+    job = _job(queue, receipt := queue.enqueue(Counter("a", 5)))
+    assert receipt.action == "combined"
+    assert (job.payload["number"], job.carry) == (15, {"times": 1})
+    decides(lambda task, existing: Combine(task))
+    assert _job(queue, queue.enqueue(Counter("a", 6))).carry == {"times": 1}
+    decides(lambda task, existing: Combine(task, carry=None))
+    queue.enqueue(Counter("a", 6))
+    queue.enqueue(Counter("a", 6))
+    assert [existing.carry for existing in given[2:]] == [Seen(1), None]
+
+
+TIMES: dict[str, tuple[dt.timedelta, dt.timedelta, dt.timedelta | None, dt.timedelta]] = {
+    "sooner": (HOUR, dt.timedelta(0), None, dt.timedelta(0)),
+    "later": (dt.timedelta(0), HOUR, None, dt.timedelta(0)),
+    "by decision": (dt.timedelta(0), dt.timedelta(0), 2 * HOUR, 2 * HOUR),
+    "at once by decision": (HOUR, HOUR, dt.timedelta(-5), dt.timedelta(0)),
+}
+
+
+@pytest.mark.conformance(70)
+@pytest.mark.parametrize(("first", "second", "delay", "expected"), TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize("decision", ["Replace", "Combine"])
+def test_a_merged_job_is_due_at_the_earlier_time_or_as_decided(
+    queue: venturi.Queue,
+    first: dt.timedelta,
+    second: dt.timedelta,
+    delay: dt.timedelta | None,
+    expected: dt.timedelta,
+    decision: str,
+) -> None:
+    """The earlier of the two times counts, unless the decision names a delay from now."""
+    decides(lambda task, _: Replace(delay=delay) if decision == "Replace" else Combine(task, delay=delay))
+    queue.enqueue(Counter("a"), delay=first)
+    job = _job(queue, queue.enqueue(Counter("a"), delay=second))
+    assert job.visible_at is not None
+    assert abs(job.visible_at - job.created_at - expected) < dt.timedelta(seconds=1)
+    if delay is not None:
+        assert job.visible_at > job.created_at + expected
+
+
+@pytest.mark.conformance(71)
+def test_keep_leaves_every_row_as_it_is(queue: venturi.Queue, connect: Connect) -> None:
+    """Neither body nor live row gets a new version, whatever the enqueue asks for."""
+    decides(lambda task, existing: Keep())
+    first = queue.enqueue(Counter("a", 1), delay=HOUR)
+    before, versions = queue.job(first.id), _versions(queue, connect)
+    kept = queue.enqueue(Counter("a", 2), priority=Priority.HIGH)
+    assert kept == venturi.Receipt(first.id, "kept")
+    assert queue.job(first.id) == before
+    assert _versions(queue, connect) == versions
+
+
+@pytest.mark.conformance(74)
+def test_independent_leaves_two_jobs(queue: venturi.Queue) -> None:
+    """Both are pending under one key, and no entry says that anything was merged."""
+    decides(lambda task, existing: Independent())
+    first, second = queue.enqueue(Counter("a", 1)), queue.enqueue(Counter("a", 2))
+    assert second.action == "inserted"
+    assert {job.id for job in queue.jobs(status="pending")} == {first.id, second.id}
+    assert queue.journal(first.id) == queue.journal(second.id) == []
+
+
+@pytest.mark.conformance(76)
+def test_a_merged_entry_tells_the_old_and_the_new(queue: venturi.Queue, connect: Connect) -> None:
+    """Decision, run, and old and new priority and time stand in the entry, which commits with the merge."""
+    decides(lambda task, existing: {1: Keep(), 2: Replace(), 3: Combine(task)}[task.number])
+    first = queue.enqueue(Counter("a"), delay=HOUR)
+    before = queue.job(first.id)
+    assert before is not None
+    caller = connect()
+    queue.enqueue(Counter("a", 1), conn=caller)
+    queue.enqueue(Counter("a", 2), conn=caller, priority=Priority.HIGH)
+    queue.enqueue(Counter("a", 3), conn=caller, priority=Priority.LOW)
+    assert queue.journal(first.id) == []
+    caller.commit()
+    entries = queue.journal(first.id)
+    assert [(e.outcome, e.note, e.run_no, e.failure_count) for e in entries] == [
+        ("merged", note, 0, 0) for note in ("Keep", "Replace", "Combine")
+    ]
+    assert [e.evidence["priority"] for e in entries] == [[1, 1], [1, 0], [0, 2]]
+    times = [[dt.datetime.fromisoformat(text) for text in e.evidence["visible_at"]] for e in entries]
+    due = _job(queue, first).visible_at
+    assert times == [[before.visible_at, before.visible_at], [before.visible_at, due], [due, due]]
+
+
+RINGS: dict[str, tuple[Decide, dict[str, t.Any], int]] = {
+    "kept": (lambda *_: Keep(), {"priority": Priority.HIGH}, 0),
+    "replaced as before": (lambda *_: Replace(), {"delay": 2 * HOUR}, 0),
+    "replaced by a lower tier": (lambda *_: Replace(), {"delay": HOUR * 2, "priority": Priority.LOW}, 0),
+    "replaced and sooner": (lambda *_: Replace(), {}, 1),
+    "replaced in a higher tier": (lambda *_: Replace(), {"delay": HOUR * 2, "priority": Priority.HIGH}, 1),
+    "combined as before": (lambda task, _: Combine(task), {"delay": 2 * HOUR}, 0),
+    "combined and sooner": (lambda task, _: Combine(task, delay=dt.timedelta(0)), {"delay": 2 * HOUR}, 1),
+    "postponed": (lambda *_: Replace(delay=HOUR * 3), {}, 0),
+}
+
+
+@pytest.mark.conformance(77)
+@pytest.mark.parametrize(("by", "options", "rings"), RINGS.values(), ids=RINGS)
+def test_a_merge_wakes_workers_only_when_it_gives_them_something(
+    queue: venturi.Queue, connect: Connect, by: Decide, options: dict[str, t.Any], rings: int
+) -> None:
+    """A parked worker hears of a merge that makes the job due sooner or more urgent, and of no other."""
+    decides(by)
+    queue.enqueue(Counter("a"), delay=HOUR)
+    bell = Bell(connect(autocommit=True), queue.schema)
+    queue.enqueue(Counter("a"), **options)
+    assert bell.rings() == rings
+
+
+@pytest.mark.conformance(78)
+@pytest.mark.parametrize("backing_off", [False, True])
+def test_a_merge_that_makes_a_job_due_starts_it_on_a_parked_worker(
+    queue: venturi.Queue, dsn: str, connect: Connect, backing_off: bool
+) -> None:
+    """A job due in an hour, or after a failure, runs within 250 ms of the merge, though the worker sleeps a minute."""
+
+    @queue.handler
+    def counter(task: Counter) -> None:
+        if task.number == 0:
+            raise ValueError("not yet")
+
+    producer = venturi.Queue(queue.schema, dsn=dsn)  # knows no worker of this process, like one of another
+    with working(queue, poll=60, backoff=venturi.Backoff(3600, 3600)):
+        first = producer.enqueue(Counter("a"), delay=dt.timedelta(0) if backing_off else HOUR)
+        if backing_off:
+            until(queue, first.id, "retried")
+        parked(connect(autocommit=True))
+        before = time.time()
+        assert producer.enqueue(Counter("a", 1)).id == first.id
+        ended(queue, first.id)
+    assert queue.journal(first.id)[-1].recorded_at.timestamp() - before < 0.25
+    producer.close()
+
+
+@pytest.mark.conformance(79)
+def test_the_oldest_pending_job_is_the_candidate(queue: venturi.Queue) -> None:
+    """By creation, however the jobs are scheduled or prioritised."""
+    decides(lambda task, existing: Independent())
+    first = queue.enqueue(Counter("a", 1), delay=HOUR, priority=Priority.LOW)
+    queue.enqueue(Counter("a", 2), priority=Priority.HIGH)
+    decides(lambda task, existing: Replace())
+    assert queue.enqueue(Counter("a", 3)).id == first.id
+
+
+@pytest.mark.conformance(79)
+@pytest.mark.parametrize("end", ["claimed", "completed", "dead", "cancelled"])
+def test_a_job_that_is_not_pending_is_no_candidate(queue: venturi.Queue, end: str) -> None:
+    """While a job runs, and after it has ended in whatever way, its key is free: nothing that comes then is lost."""
+    running, go_on = threading.Event(), threading.Event()
+
+    @queue.handler
+    def counter(task: Counter) -> None:
+        if task.number == 1:
+            running.set()
+            go_on.wait(5)
+            if end == "dead":
+                raise venturi.PermanentError("no")
+
+    first = queue.enqueue(Counter("a", 1))
+    if end == "cancelled":
+        queue.cancel(first.id)
+    else:
+        with working(queue, concurrency=1):
+            assert running.wait(5)
+            if end == "claimed":
+                second = queue.enqueue(Counter("a", 2))
+                assert second.action == "inserted"
+            go_on.set()
+            ended(queue, first.id, "completed" if end == "claimed" else end)
+            if end == "claimed":
+                ended(queue, second.id)
+    assert given == []
+    third = queue.enqueue(Counter("a", 3))
+    assert third.action == "inserted"
+    assert third.id != first.id
+
+
+@pytest.mark.conformance(80)
+def test_keys_of_other_kinds_and_queues_never_merge(queue: venturi.Queue, dsn: str) -> None:
+    """A key belongs to its kind in its queue, as columns and not as joined text."""
+
+    @venturi.task("a:b")
+    class One:
+        def dedup_key(self) -> str:
+            return "c"
+
+    @venturi.task("a")
+    class Two:
+        def dedup_key(self) -> str:
+            return "b:c"
+
+    @venturi.task("A")
+    class Three:
+        def dedup_key(self) -> str:
+            return "c"
+
+    other = venturi.Queue(queue.schema + "_b", dsn=dsn)
+    other.migrate()
+    receipts = [each.enqueue(task) for each in (queue, other) for task in (One(), Two(), Three())]
+    receipts += queue.enqueue_many([Counter("c"), Counter("C"), Counter("c ")])
+    assert {receipt.action for receipt in receipts} == {"inserted"}
+    with psycopg.connect(dsn) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(other.schema)))
+    other.close()
+
+
+@pytest.mark.conformance(81)
+def test_merge_sees_the_pending_job(queue: venturi.Queue) -> None:
+    """Once, on the new task, with the existing task, its typed carry, counts, priority, time and history."""
+    _pausing(queue)
+    with working(queue):
+        until(queue, (first := queue.enqueue(Counter("a", 10), priority=Priority.LOW)).id, "paused")
+    before = _job(queue, first)
+    assert given == []
+    asked: list[Counter] = []
+    decides(lambda task, existing: asked.append(task) or Keep())
+    queue.enqueue(Counter("a", 5))
+    assert asked == [Counter("a", 5)]
+    (existing,) = given
+    assert (existing.id, existing.task, existing.carry) == (first.id, Counter("a", 10), Seen(7))
+    assert (existing.run_count, existing.failure_count, existing.priority) == (1, 0, Priority.LOW)
+    assert existing.visible_at == before.visible_at
+    decides(lambda task, existing: [entry.outcome for entry in existing.history] == ["paused", "merged"] and Keep())
+    assert queue.enqueue(Counter("a", 5)).action == "kept"
+
+
+@pytest.mark.conformance(81)
+def test_a_carry_that_was_never_set_is_seen_as_its_default(queue: venturi.Queue) -> None:
+    """merge() need not tell a job that never ran from one that did."""
+    queue.enqueue(Counter("a"))
+    queue.enqueue(Counter("a"))
+    assert given[0].carry == Seen()
+
+
+def _pausing(queue: venturi.Queue) -> None:
+    """A handler that pauses for an hour and leaves a carry."""
+
+    @queue.handler
+    def counter(task: Counter, ctx: venturi.Context[Seen]) -> venturi.Outcome:
+        ctx.carry.times = 7
+        return Pause(HOUR)
+
+
+def _job(queue: venturi.Queue, receipt: venturi.Receipt) -> venturi.Job:
+    job = queue.job(receipt.id)
+    assert job is not None
+    return job
+
+
+def _set(connect: Connect, queue: venturi.Queue, change: t.LiteralString) -> None:
+    """Change the live rows by hand."""
+    table = sql.Identifier(queue.schema, "live")
+    connect(autocommit=True).execute(sql.SQL("UPDATE {} SET " + change).format(table))
+
+
+def _versions(queue: venturi.Queue, connect: Connect) -> list[tuple[t.Any, ...]]:
+    """Where and by whom each row of jobs and live was written."""
+    query = sql.SQL("SELECT ctid::text, xmin::text FROM {} UNION ALL SELECT ctid::text, xmin::text FROM {}")
+    tables = (sql.Identifier(queue.schema, name) for name in ("jobs", "live"))
+    return connect().execute(query.format(*tables)).fetchall()

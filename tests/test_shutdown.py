@@ -1,0 +1,395 @@
+"""The orderly stop: what it tells, what it waits for, what it gives back, and that it always comes to an end."""
+
+from __future__ import annotations
+
+import collections.abc as cabc
+import datetime as dt
+import logging
+import threading
+import time
+import typing as t
+import uuid
+
+import psycopg
+import pytest
+
+import venturi
+from fixtures.proxy import Proxy
+from fixtures.serverlog import ServerLog
+from fixtures.waiting import eventually
+from fixtures.work import ended, until, working
+from venturi.worker import Worker
+
+Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
+
+
+@venturi.task("work")
+class Work:
+    end: str = "return"
+
+
+@venturi.task("first")
+class First:
+    pass
+
+
+class Handlers:
+    """Handlers that have begun, and an event that lets the stubborn ones go."""
+
+    def __init__(self, queue: venturi.Queue) -> None:
+        self.began = threading.Semaphore(0)
+        self.go = threading.Event()
+        queue.handler(self._handle)
+
+    def _handle(self, task: Work, ctx: venturi.Context) -> venturi.Outcome:
+        self.began.release()
+        if task.end == "ignore":
+            self.go.wait(30)
+            return None
+        ctx.cancelled.wait(30)
+        match task.end:
+            case "pause":
+                return venturi.Pause(note=str(ctx.cancelled.reason))
+            case "check":
+                ctx.cancelled.check()
+            case "fail":
+                raise RuntimeError("in the drain")
+            case _:
+                pass
+        return venturi.Completed("in time")
+
+    def await_begun(self, count: int) -> None:
+        for _ in range(count):
+            assert self.began.acquire(timeout=5)
+
+
+@pytest.fixture
+def handlers(queue: venturi.Queue) -> cabc.Iterator[Handlers]:
+    handlers = Handlers(queue)
+    yield handlers
+    handlers.go.set()
+
+
+def stopped(worker: Worker, within: float = 5.0) -> venturi.Report:
+    """Wait until the worker has stopped."""
+    began = time.monotonic()
+    report = worker.join(within)
+    assert report is not None, f"the worker has not stopped within {time.monotonic() - began:.1f} s"
+    return report
+
+
+def job(queue: venturi.Queue, id: uuid.UUID) -> venturi.Job:
+    found = queue.job(id)
+    assert found is not None
+    return found
+
+
+@pytest.mark.conformance(182)
+def test_a_stop_may_come_from_anywhere_and_any_number_of_times(queue: venturi.Queue, handlers: Handlers) -> None:
+    """From many threads and again afterwards; a job that comes then is left alone."""
+    with working(queue) as worker:
+        running = queue.enqueue(Work()).id
+        handlers.await_begun(1)
+        threads = [threading.Thread(target=worker.stop) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        late = queue.enqueue(Work()).id
+        report = stopped(worker)
+        worker.stop()
+        worker.stop(0)
+        assert worker.join() is report
+    assert report == venturi.Report(settled=1)
+    assert (job(queue, running).status, job(queue, late).run_count) == ("completed", 0)
+
+
+@pytest.mark.conformance(182)
+def test_a_handler_may_stop_its_own_worker(queue: venturi.Queue) -> None:
+    """It ends as it would, and the jobs behind it stay pending."""
+
+    @queue.handler
+    def handle(task: Work) -> None:
+        worker.stop()
+
+    with queue.work(block=False, concurrency=1) as worker:
+        first, second = [receipt.id for receipt in queue.enqueue_many([Work(), Work()])]
+        assert stopped(worker).settled == 1
+    assert (job(queue, first).status, job(queue, second).run_count) == ("completed", 0)
+
+
+@pytest.mark.conformance(182)
+def test_a_worker_that_was_stopped_before_its_start_claims_nothing(queue: venturi.Queue, handlers: Handlers) -> None:
+    """It returns an empty report at once."""
+    pending = queue.enqueue(Work()).id
+    worker = Worker(queue, signals=False)
+    worker.stop()
+    began = time.monotonic()
+    assert worker.run() == venturi.Report(settled=0)
+    assert time.monotonic() - began < 1
+    assert job(queue, pending).run_count == 0
+
+
+@pytest.mark.conformance(183, 187, 189)
+@pytest.mark.parametrize(
+    ("end", "outcome", "note"),
+    [
+        ("return", "completed", "in time"),
+        ("pause", "paused", "shutdown"),
+        ("fail", "retried", "RuntimeError: in the drain"),
+        ("check", "released", "the run was told to stop: shutdown"),
+    ],
+)
+def test_a_handler_that_heeds_the_stop_is_settled_by_what_it_did(
+    queue: venturi.Queue, handlers: Handlers, end: str, outcome: str, note: str
+) -> None:
+    """Exactly that entry, and none that says released unless it gave way itself."""
+    with working(queue) as worker:
+        running = queue.enqueue(Work(end)).id
+        handlers.await_begun(1)
+        worker.stop()
+        assert stopped(worker) == venturi.Report(settled=1)
+    (entry,) = queue.journal(running)
+    assert (entry.outcome, entry.note) == (outcome, note)
+    assert entry.failure_count == (outcome == "retried")
+    assert job(queue, running).status == ("completed" if outcome == "completed" else "pending")
+
+
+@pytest.mark.conformance(184, 189, 190)
+def test_a_handler_that_ignores_the_stop_loses_its_claim_at_the_deadline(
+    queue: venturi.Queue, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """work() returns; the job is pending with no failure; report and log name job, kind and thread."""
+    worker = queue.work(block=False, shutdown_timeout=0.2)
+    stubborn = queue.enqueue(Work("ignore")).id
+    handlers.await_begun(1)
+    began = time.monotonic()
+    worker.stop()
+    report = stopped(worker, 2)
+    assert 0.2 <= time.monotonic() - began < 2
+    (released,) = report.released
+    assert (released.id, released.kind) == (stubborn, "work")
+    assert released.thread in {thread.name for thread in threading.enumerate()}
+    assert (report.settled, report.unsettled) == (0, ())
+    (entry,) = queue.journal(stubborn)
+    assert (entry.outcome, entry.failure_count) == ("released", 0)
+    pending = job(queue, stubborn)
+    assert (pending.status, pending.failure_count, pending.owner, pending.lease_until) == ("pending", 0, None, None)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert all(part in line for part in (str(stubborn), "work", released.thread))
+
+
+@pytest.mark.conformance(185)
+def test_ten_stragglers_are_released_at_once_in_one_statement(schema: str, server_log: ServerLog) -> None:
+    """With a deadline of 0 nobody is waited for, whatever the ten threads do."""
+    queue = venturi.Queue(schema, dsn=server_log.dsn)
+    handlers = Handlers(queue)
+    queue.enqueue_many([Work("ignore")] * 10)
+    worker = queue.work(block=False, concurrency=10, shutdown_timeout=0)
+    handlers.await_begun(10)
+    server_log.clear()
+    began = time.monotonic()
+    worker.stop()
+    report = stopped(worker)
+    assert time.monotonic() - began < 1
+    assert len(report.released) == len({released.thread for released in report.released}) == 10
+    assert len(server_log.statements("INSERT INTO")) == len(server_log.statements("DELETE FROM")) - 1 == 1
+    handlers.go.set()
+    assert {found.status for found in queue.jobs()} == {"pending"}
+    queue.close()
+
+
+@pytest.mark.conformance(186)
+def test_a_released_job_runs_elsewhere_and_the_late_result_is_refused(
+    queue: venturi.Queue, dsn: str, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another worker takes it at once; what the straggler returns afterwards is logged and not recorded."""
+    worker = queue.work(block=False, shutdown_timeout=0)
+    released = queue.enqueue(Work("ignore")).id
+    handlers.await_begun(1)
+    worker.stop()
+    stopped(worker)
+    other = venturi.Queue(queue.schema, dsn=dsn)
+
+    @other.handler
+    def handle(task: Work) -> venturi.Outcome:
+        return venturi.Completed("by another")
+
+    with working(other):
+        ended(other, released, timeout=1)
+    other.close()
+    handlers.go.set()
+    eventually(lambda: [r for r in caplog.records if "is not recorded" in r.getMessage() and str(released) in r.getMessage()])
+    assert [(e.outcome, e.note) for e in queue.journal(released)][1:] == [("completed", "by another")]
+
+
+@pytest.mark.conformance(187)
+@pytest.mark.parametrize("end", ["return", "fail"])
+def test_a_handler_that_ends_while_the_deadline_passes_is_settled_by_what_it_did(
+    schema: str, dsn: str, proxy: Proxy, end: str
+) -> None:
+    """Its end came before the claims were given back, although the coordinator could not look at it in time."""
+    queue = venturi.Queue(schema, dsn=proxy.dsn)
+    handlers, first_ended = Handlers(queue), threading.Event()
+
+    @queue.handler
+    def first(task: First) -> None:
+        first_ended.wait(10)
+
+    worker = queue.work(block=False, concurrency=2, shutdown_timeout=0.4)
+    observer = venturi.Queue(schema, dsn=dsn)
+    observer.enqueue(First())
+    slow = observer.enqueue(Work(end)).id
+    handlers.await_begun(1)
+    proxy.hold()
+    first_ended.set()
+    time.sleep(0.1)
+    worker.stop()
+    time.sleep(0.6)
+    proxy.resume()
+    report = stopped(worker)
+    assert (report.settled, report.released, report.unsettled) == (2, (), ())
+    assert [entry.outcome for entry in observer.journal(slow)] == ["completed" if end == "return" else "retried"]
+    queue.close()
+    observer.close()
+
+
+@pytest.mark.conformance(184, 185)
+def test_a_straggler_whose_row_is_locked_at_the_deadline_is_released_a_moment_later(
+    queue: venturi.Queue, connect: Connect, handlers: Handlers
+) -> None:
+    """A renewal may hold the row just then; that must not leave the claim behind."""
+    worker = queue.work(block=False, shutdown_timeout=0)
+    stubborn = queue.enqueue(Work("ignore")).id
+    handlers.await_begun(1)
+    with connect() as holder:
+        holder.execute(f'SELECT FROM "{queue.schema}".live FOR UPDATE')
+        worker.stop()
+        time.sleep(0.3)
+        holder.rollback()
+    assert [released.id for released in stopped(worker).released] == [stubborn]
+    assert job(queue, stubborn).status == "pending"
+
+
+@pytest.mark.conformance(188)
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["idle", "running"])
+def test_a_database_that_stops_answering_does_not_hold_up_the_stop(
+    schema: str, dsn: str, proxy: Proxy, phase: str
+) -> None:
+    """work() returns within the shutdown timeout and five seconds, and says what it could not record."""
+    queue = venturi.Queue(schema, dsn=proxy.dsn)
+    handlers = Handlers(queue)
+    worker = queue.work(block=False, poll=0.1, shutdown_timeout=0.2 if phase == "running" else 30)
+    observer = venturi.Queue(schema, dsn=dsn)
+    running = observer.enqueue(Work()).id if phase == "running" else None
+    handlers.await_begun(phase == "running")
+    eventually(lambda: observer.stats().workers == 1)
+    proxy.hold()
+    time.sleep(0.3)
+    began = time.monotonic()
+    worker.stop()
+    report = stopped(worker, 6)
+    assert time.monotonic() - began < 0.2 + 5
+    assert report == venturi.Report(0, (), () if running is None else (running,))
+    proxy.resume()
+    proxy.cut()
+    observer.close()
+    queue.close()
+
+
+@pytest.mark.conformance(188)
+@pytest.mark.slow
+def test_a_server_that_takes_connections_and_says_nothing_does_not_hold_up_the_stop(
+    schema: str, proxy: Proxy
+) -> None:
+    """Also while the worker waits for a connection, which may take ten seconds otherwise."""
+    queue = venturi.Queue(schema, dsn=proxy.dsn)
+    Handlers(queue)
+    worker = queue.work(block=False, poll=0.1, shutdown_timeout=0.2)
+    proxy.hold()
+    proxy.cut()
+    time.sleep(1)
+    began = time.monotonic()
+    worker.stop()
+    stopped(worker, 6)
+    assert time.monotonic() - began < 0.2 + 5
+    proxy.resume()
+    proxy.cut()
+    queue.close()
+
+
+@pytest.mark.conformance(189, 191)
+def test_after_an_orderly_stop_nothing_of_the_worker_is_left(
+    queue: venturi.Queue, connect: Connect, handlers: Handlers
+) -> None:
+    """No claims, no sessions, no row in workers, no thread; the report counts what was settled and is clean."""
+    before = set(threading.enumerate())
+    with working(queue) as worker:
+        jobs = [queue.enqueue(Work()).id for _ in range(2)]
+        handlers.await_begun(2)
+        eventually(lambda: queue.stats().workers == 1)
+        worker.stop()
+        assert stopped(worker) == venturi.Report(settled=2)
+        with connect(autocommit=True) as connection:
+            assert connection.execute(f'SELECT FROM "{queue.schema}".workers').fetchall() == []
+            assert connection.execute(f'SELECT FROM "{queue.schema}".live WHERE owner IS NOT NULL').fetchall() == []
+            sessions = "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'venturi %'"
+            eventually(lambda: {name for (name,) in connection.execute(sessions)} <= {"venturi producer"})
+    queue.close()
+    eventually(lambda: set(threading.enumerate()) <= before)
+    assert {job(queue, id_).status for id_ in jobs} == {"completed"}
+
+
+@pytest.mark.conformance(192)
+@pytest.mark.parametrize("how", ["with", "seconds", "timedelta", "event"])
+def test_there_are_four_ways_to_the_same_stop(queue: venturi.Queue, handlers: Handlers, how: str) -> None:
+    """Leaving the with block, stop() with a deadline of its own in either form, and the event given as stop=."""
+    event = threading.Event()
+    with queue.work(block=False, stop=event, shutdown_timeout=0.5 if how == "with" else 30) as worker:
+        stubborn = queue.enqueue(Work("ignore")).id
+        heeding = queue.enqueue(Work("pause")).id if worker.settings.concurrency > 1 else None
+        handlers.await_begun(1 if heeding is None else 2)
+        began = time.monotonic()
+        match how:
+            case "seconds":
+                worker.stop(0.5)
+            case "timedelta":
+                worker.stop(dt.timedelta(seconds=0.5))
+            case "event":
+                event.set()
+                time.sleep(0.5)
+                worker.stop(0)
+            case _:
+                pass
+    assert 0.5 <= time.monotonic() - began < 1.5
+    report = stopped(worker)
+    assert [released.id for released in report.released] == [stubborn]
+    if heeding is not None:
+        assert [entry.outcome for entry in queue.journal(heeding)] == ["paused"]
+
+
+@pytest.mark.conformance(192)
+def test_the_stop_event_alone_stops_a_worker(queue: venturi.Queue, handlers: Handlers) -> None:
+    """Also one that blocks a thread of its own."""
+    event, reports = threading.Event(), list[venturi.Report]()
+    thread = threading.Thread(target=lambda: reports.append(queue.work(stop=event)))
+    thread.start()
+    running = queue.enqueue(Work()).id
+    handlers.await_begun(1)
+    event.set()
+    thread.join(5)
+    assert reports == [venturi.Report(settled=1)]
+    until(queue, running, "completed")
+
+
+def test_a_deadline_that_is_no_time_is_refused(queue: venturi.Queue, handlers: Handlers) -> None:
+    """The worker goes on."""
+    with working(queue) as worker:
+        for wrong in (-1, float("nan"), True, "3"):
+            with pytest.raises((venturi.ConfigError, TypeError), match="timeout"):
+                worker.stop(t.cast(t.Any, wrong))
+        running = queue.enqueue(Work()).id
+        handlers.await_begun(1)
+        worker.stop()
+        ended(queue, running)

@@ -1,0 +1,388 @@
+"""An enqueue in the caller's transaction: there when it commits, gone when it rolls back, and in nobody's way."""
+
+from __future__ import annotations
+
+import collections.abc as cabc
+import os
+import subprocess
+import sys
+import threading
+import time
+import typing as t
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from fixtures.statements import Bell, traced
+from fixtures.waiting import eventually
+from fixtures.work import ended, parked, working
+from psycopg import sql
+
+import venturi
+
+Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
+
+MINUTE = 60.0
+
+
+@venturi.task("plain")
+class Plain:
+    text: str = ""
+
+
+@venturi.task("keyed")
+class Keyed:
+    key: str
+    number: int = 0
+
+    def dedup_key(self) -> str:
+        return self.key
+
+    def merge(self, existing: venturi.Pending[Keyed]) -> venturi.Merge[Keyed]:
+        if self.number < 0:
+            raise LookupError("no merge")
+        return venturi.Combine(Keyed(self.key, existing.task.number + self.number))
+
+
+@pytest.fixture
+def aside() -> cabc.Iterator[ThreadPoolExecutor]:
+    """Threads for what has to wait."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.mark.conformance(50)
+def test_a_job_exists_if_and_only_if_the_caller_commits(queue: venturi.Queue, connect: Connect, schema: str) -> None:
+    """What a transaction enqueues comes with its commit; a rollback leaves neither job, entry nor wake-up."""
+    bell = Bell(connect(autocommit=True), schema)
+    with connect() as caller:
+        gone = queue.enqueue(Plain(), conn=caller)
+        merged = queue.enqueue_many([Keyed("a", 1), Keyed("a", 1)], conn=caller)
+        assert queue.job(gone.id) is None
+        caller.rollback()
+        assert queue.jobs() == []
+        assert queue.journal(merged[0].id) == []
+        assert bell.rings() == 0
+        kept = queue.enqueue(Plain(), conn=caller)
+    assert [job.id for job in queue.jobs()] == [kept.id]
+    assert bell.rings() == 1
+
+
+@pytest.mark.conformance(50)
+@pytest.mark.parametrize("task", [Plain(), Keyed("a")], ids=["plain", "keyed"])
+def test_a_savepoint_that_rolls_back_drops_only_its_own_jobs(
+    queue: venturi.Queue, connect: Connect, task: object
+) -> None:
+    """A nested block that rolls back takes its jobs and merges along; those around it stay."""
+    with connect() as caller:
+        first = queue.enqueue(Keyed("a", 1), conn=caller)
+        with caller.transaction() as inner:
+            queue.enqueue(task, conn=caller)
+            queue.enqueue(Keyed("b"), conn=caller)
+            raise psycopg.Rollback(inner)
+        second = queue.enqueue(Keyed("b", 1), conn=caller)
+        assert second.action == "inserted"
+    assert {job.id for job in queue.jobs()} == {first.id, second.id}
+    assert queue.journal(first.id) == []
+
+
+@pytest.mark.conformance(52)
+def test_a_refused_enqueue_leaves_the_callers_transaction_usable(queue: venturi.Queue, connect: Connect) -> None:
+    """Whatever an enqueue raises of its own, what the caller wrote before and writes afterwards is committed."""
+    with connect() as caller:
+        caller.execute("CREATE TEMP TABLE mine (n int) ON COMMIT PRESERVE ROWS")
+        first = queue.enqueue(Keyed("a", 1), conn=caller)
+        with pytest.raises(venturi.PayloadError):
+            queue.enqueue(Plain("\0"), conn=caller)
+        with pytest.raises(venturi.ConfigError):
+            queue.enqueue(Plain(), conn=caller, priority=t.cast(venturi.Priority, 7))
+        with pytest.raises(LookupError):
+            queue.enqueue(Keyed("a", -1), conn=caller)
+        caller.execute("INSERT INTO mine VALUES (1)")
+        second = queue.enqueue(Keyed("a", 1), conn=caller)
+        caller.commit()
+        assert caller.execute("SELECT count(*) FROM mine").fetchone() == (1,)
+    assert second == venturi.Receipt(first.id, "combined")
+    assert [job.id for job in queue.jobs()] == [first.id]
+
+
+@pytest.mark.conformance(52)
+def test_a_pending_key_sends_no_statement_that_fails(queue: venturi.Queue, connect: Connect) -> None:
+    """A duplicate is looked for, not run into: nothing fails, nothing reaches the server's log."""
+    with connect() as caller:
+        queue.enqueue(Keyed("a", 1), conn=caller)
+        with traced(caller) as sent:
+            queue.enqueue(Keyed("a", 1), conn=caller)
+            queue.enqueue_many([Keyed("a", 1), Keyed("a", 1)], conn=caller)
+    assert sent.errors == 0
+    assert sent.statements > 0
+
+
+@pytest.mark.parametrize("task", [Plain(), Keyed("a")], ids=["plain", "keyed"])
+def test_a_failed_transaction_is_not_escaped(queue: venturi.Queue, connect: Connect, task: object) -> None:
+    """On a transaction that has failed the driver's error comes through; nothing goes by another way."""
+    caller = connect()
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        caller.execute("SELECT 1 / 0")
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        queue.enqueue(task, conn=caller)
+    caller.rollback()
+    assert queue.jobs() == []
+
+
+@pytest.mark.conformance(36)
+@pytest.mark.parametrize("task", [Plain(), Keyed("a")], ids=["plain", "keyed"])
+def test_a_broken_connection_is_not_replaced(queue: venturi.Queue, connect: Connect, task: object) -> None:
+    """On a connection that the server has closed psycopg's error comes through; nothing goes by another way."""
+    caller = connect()
+    caller.execute("SELECT 1")
+    connect(autocommit=True).execute("SELECT pg_terminate_backend(%s, 5000)", (caller.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError):
+        queue.enqueue(task, conn=caller)
+    assert queue.jobs() == []
+
+
+@pytest.mark.conformance(36)
+def test_a_missing_schema_on_the_callers_connection_is_psycopgs_error(dsn: str, connect: Connect) -> None:
+    """On the caller's connection errors pass unchanged, that of a schema that is not there included."""
+    missing = venturi.Queue("never_migrated", dsn=dsn)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        missing.enqueue(Plain(), conn=connect())
+
+
+@pytest.mark.conformance(56)
+def test_a_worker_of_another_process_starts_after_the_commit(
+    queue: venturi.Queue, connect: Connect, dsn: str, schema: str, tmp_path: Path
+) -> None:
+    """A worker that sleeps for a minute does not see the job before the commit, and starts it within 250 ms after."""
+    observer = connect(autocommit=True)
+    with other_process(tmp_path, schema, dsn):
+        parked(observer)
+        with connect() as caller:
+            receipt = queue.enqueue(Plain(), conn=caller)
+            assert queue.job(receipt.id) is None
+            time.sleep(0.3)  # long enough for a worker that was woken too early to find nothing and sleep again
+            before = time.time()
+        ended(queue, receipt.id)
+    entry = queue.journal(receipt.id)[-1]
+    assert entry.recorded_at.timestamp() - before < 0.25
+
+
+@pytest.mark.conformance(57)
+@pytest.mark.slow
+def test_no_mark_hides_a_job_that_commits_late(queue: venturi.Queue, connect: Connect) -> None:
+    """A job whose transaction stays open while others of its lane run starts within 2 s of the commit."""
+    stop = threading.Event()
+
+    @queue.handler
+    def plain(task: Plain) -> None:
+        pass
+
+    def busy() -> None:
+        while not stop.is_set():
+            queue.enqueue_many([Plain("other")] * 20)
+            time.sleep(0.01)
+
+    producer = threading.Thread(target=busy)
+    with working(queue, concurrency=4):
+        with connect() as caller:
+            late = queue.enqueue(Plain("late"), conn=caller)
+            producer.start()
+            time.sleep(4)  # marks follow a second or two behind, so that they have passed it long ago
+        before = time.time()
+        ended(queue, late.id)
+        stop.set()
+        producer.join()
+    assert queue.journal(late.id)[-1].recorded_at.timestamp() - before < 2
+
+
+@pytest.mark.conformance(58)
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_second_producer_of_a_key_waits_for_the_first(
+    queue: venturi.Queue, connect: Connect, aside: ThreadPoolExecutor, commits: bool
+) -> None:
+    """The second waits for the end of the first transaction, and merges into its job if that committed."""
+    first_conn = connect()
+    first = queue.enqueue(Keyed("a", 1), conn=first_conn)
+    waiting = aside.submit(queue.enqueue, Keyed("a", 2))
+    blocked(connect, waiting)
+    first_conn.commit() if commits else first_conn.rollback()
+    second = waiting.result(5)
+    assert second.action == ("combined" if commits else "inserted")
+    assert [job.id for job in queue.jobs()] == [second.id]
+    assert (second.id == first.id) is commits
+
+
+@pytest.mark.conformance(58)
+def test_aliases_of_a_kind_wait_for_each_other(
+    queue: venturi.Queue, connect: Connect, aside: ThreadPoolExecutor, dsn: str
+) -> None:
+    """A producer of the former kind, as in a rolling deploy, and one of the new kind leave one job per key."""
+
+    @venturi.task("keyed.new", aliases=["keyed"])
+    class New:
+        key: str
+        number: int = 0
+
+        def dedup_key(self) -> str:
+            return self.key
+
+    newer = venturi.Queue(queue.schema, dsn=dsn)
+    older = connect()
+    first = queue.enqueue(Keyed("a", 1), conn=older)
+    waiting = aside.submit(newer.enqueue, New("a", 2))
+    blocked(connect, waiting)
+    older.commit()
+    assert waiting.result(5) == venturi.Receipt(first.id, "replaced")
+    newer.close()
+
+
+@pytest.mark.conformance(58)
+def test_a_transaction_that_holds_a_job_delays_no_other(queue: venturi.Queue, connect: Connect) -> None:
+    """While one transaction holds a job and its key, other jobs of its kind are enqueued, claimed and settled."""
+
+    @queue.handler
+    def keyed(task: Keyed) -> None:
+        pass
+
+    held = queue.enqueue(Keyed("a", 1))
+    caller = connect()
+    queue.enqueue(Keyed("a", 1), conn=caller)
+    queue.enqueue(Keyed("b", 1), conn=caller)
+    with working(queue):
+        others = queue.enqueue_many([Keyed(str(n)) for n in range(20)])
+        for receipt in others:
+            ended(queue, receipt.id)
+        assert queue.journal(held.id) == []
+        caller.commit()
+        ended(queue, held.id)
+    job = queue.job(held.id)
+    assert job is not None
+    assert job.payload == {"key": "a", "number": 2}
+
+
+@pytest.mark.conformance(58)
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_job_that_goes_while_a_merge_waits_for_it_is_no_candidate(
+    queue: venturi.Queue, connect: Connect, aside: ThreadPoolExecutor, commits: bool
+) -> None:
+    """A merge that waits for a transaction which cancels its candidate inserts, or merges when the cancel is undone."""
+    first = queue.enqueue(Keyed("a", 1))
+    operator = connect()
+    assert queue.cancel(first.id, conn=operator)
+    waiting = aside.submit(queue.enqueue, Keyed("a", 2))
+    blocked(connect, waiting)
+    operator.commit() if commits else operator.rollback()
+    assert waiting.result(5).action == ("inserted" if commits else "combined")
+
+
+@pytest.mark.conformance(58)
+def test_a_merge_goes_by_the_row_as_it_is_after_the_wait(
+    queue: venturi.Queue, connect: Connect, aside: ThreadPoolExecutor
+) -> None:
+    """A candidate that changes while the merge waits for its row is merged as it is then, and is rewritten in full."""
+    first = queue.enqueue(Keyed("a", 1))
+    other = connect()
+    change = sql.SQL("UPDATE {} SET failure_count = 3, run_count = 4")
+    other.execute(change.format(sql.Identifier(queue.schema, "live")))
+    waiting = aside.submit(queue.enqueue, Keyed("a", 2), priority=venturi.Priority.HIGH)
+    blocked(connect, waiting)
+    other.commit()
+    assert waiting.result(5).id == first.id
+    job = queue.job(first.id)
+    assert job is not None
+    assert (job.payload["number"], job.priority, job.failure_count, job.run_count) == (3, 0, 3, 4)
+    assert queue.journal(first.id)[0].run_no == 4
+
+
+@pytest.mark.conformance(59)
+def test_a_repeatable_read_caller_gets_the_serialization_failure(queue: venturi.Queue, connect: Connect) -> None:
+    """A candidate that changed since the caller's snapshot gives psycopg's error, neither hidden nor retried."""
+    queue.enqueue(Keyed("a", 1))
+    caller = connect()
+    caller.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    caller.execute("SELECT 1")
+    queue.enqueue(Keyed("a", 1))
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        queue.enqueue(Keyed("a", 1), conn=caller)
+    caller.rollback()
+    assert queue.enqueue(Keyed("a", 1), conn=caller).action == "combined"
+
+
+@pytest.mark.conformance(59)
+def test_a_repeatable_read_caller_leaves_a_sibling_of_what_it_cannot_see(
+    queue: venturi.Queue, connect: Connect
+) -> None:
+    """A job that is younger than the caller's snapshot cannot be merged into: both are pending, nothing is lost."""
+    caller = connect()
+    caller.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    caller.execute("SELECT 1")
+    queue.enqueue(Keyed("a", 1))
+    assert queue.enqueue(Keyed("a", 1), conn=caller).action == "inserted"
+    caller.commit()
+    assert len(queue.jobs(status="pending")) == 2
+
+
+@pytest.mark.conformance(59)
+def test_the_queues_own_connections_read_committed(dsn: str, schema: str, connect: Connect) -> None:
+    """Whatever the role or the connection string asks for, the library's own sessions do not fail to serialize."""
+    strict = "-c default_transaction_isolation=serializable -c default_transaction_read_only=on"
+    queue = venturi.Queue(schema, dsn=psycopg.conninfo.make_conninfo(dsn, options=strict))
+
+    @queue.handler
+    def keyed(task: Keyed) -> None:
+        pass
+
+    with ThreadPoolExecutor(8) as pool:
+        receipts = list(pool.map(lambda _: queue.enqueue(Keyed("a", 1)), range(40)))
+    assert [receipt.action for receipt in receipts].count("inserted") == 1
+    with working(queue):
+        assert ended(queue, receipts[0].id).payload["number"] == 40
+    queue.close()
+
+
+def blocked(connect: Connect, waiting: Future[t.Any]) -> None:
+    """Wait until some session of the database waits for a lock, which is what the future must be doing."""
+    observer = connect(autocommit=True)
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+    def waits() -> bool:
+        row = observer.execute(query).fetchone()
+        return row is not None and row[0] > 0
+
+    eventually(waits, what="a session waits for a lock")
+    assert not waiting.done()
+
+
+class other_process:  # noqa: N801 - used like a function
+    """A worker of the task `Plain`, asleep for up to a minute, in a process of its own for the time of the block."""
+
+    SCRIPT = """
+import sys, venturi
+
+@venturi.task("plain")
+class Plain:
+    text: str = ""
+
+queue = venturi.Queue(sys.argv[1], dsn=sys.argv[2])
+
+@queue.handler
+def plain(task: Plain) -> None:
+    pass
+
+queue.work(concurrency=2, poll=60)
+"""
+
+    def __init__(self, folder: Path, schema: str, dsn: str) -> None:
+        script = folder / "worker.py"
+        script.write_text(self.SCRIPT)
+        self._command = [sys.executable, str(script), schema, dsn]
+
+    def __enter__(self) -> None:
+        path = os.pathsep.join([str(Path(venturi.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        self._process = subprocess.Popen(self._command, env={**os.environ, "PYTHONPATH": path})
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.terminate()
+        assert self._process.wait(15) == 0
