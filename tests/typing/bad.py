@@ -4,6 +4,7 @@ import attrs
 from ok import App, Cursor, ImportFeed, Welcome, feed, plain, queue, welcome
 
 import venturi
+import venturi.testing
 
 # --- Tasks
 
@@ -117,3 +118,10 @@ plain.work(backoff=2)  # bad
 print(plain.work(block=False).released)  # bad
 plain.work().join()  # bad
 feed(ImportFeed("x"), priority=venturi.Priority.LOW)  # bad
+
+# --- Tests
+
+venturi.testing.call(welcome, ImportFeed("x"))  # bad
+print(venturi.testing.call(feed, ImportFeed("x"), carry=Cursor()).carry.pge)  # bad
+venturi.testing.call(feed, ImportFeed("x"), cancelled="tired")  # bad
+venturi.testing.drain("dsn")  # bad

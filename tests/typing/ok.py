@@ -9,6 +9,7 @@ import attrs
 import psycopg
 
 import venturi
+import venturi.testing
 
 SECOND = dt.timedelta(seconds=1)
 DictConnection: t.TypeAlias = psycopg.Connection[dict[str, t.Any]]
@@ -143,3 +144,15 @@ def boot(stop: threading.Event) -> list[uuid.UUID]:
         report = queue.work(state=App(), shutdown_timeout=10, jitter=0.3, backstop=None, priority_ratio=None)
     report = venturi.work(concurrency=2, signals=False, backoff=venturi.Backoff(0.5))
     return [released.id for released in report.released]
+
+
+# --- Tests
+
+
+def test_feed(conn: psycopg.Connection) -> None:
+    called = venturi.testing.call(feed, ImportFeed("x"), carry=Cursor(page=2), state=App(), failure_count=1)
+    assert called.carry.page == 3
+    assert called.outcome == venturi.Completed("3 pages")
+    assert [each.user_id for each in venturi.testing.queued(conn, Welcome, queue=queue)] == [7]
+    assert venturi.testing.assert_enqueued(conn, Welcome, queue=queue, user_id=7).locale == "en"
+    assert venturi.testing.drain(conn, queue=queue, now=SECOND, state=App(), limit=10)

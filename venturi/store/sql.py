@@ -5,7 +5,8 @@ pipeline and inside a caller's long transaction, and since it is STABLE, which a
 requires. ``{enter}`` and ``{ring}`` are the producer's two steps of the doorbell (`venturi.store.doorbell`).
 
 Shapes that keep plans from flipping while statistics are wrong, as a queue's always are: rows of ``live`` are reached
-by a lateral look-up with LIMIT, or by ctid, never as one side of a join on an indexed column.
+by a lateral look-up with LIMIT, or by ctid, never as one side of a join on an indexed column, nor by an EXISTS in the
+output, which may be turned into a hash of the whole table.
 """
 
 from __future__ import annotations
@@ -258,12 +259,15 @@ written AS (
                            evidence)
   SELECT id, run, failure_count, {now}, outcome, kind, owner, duration * interval '1 microsecond', note, traceback, evidence
     FROM ended ORDER BY n)
-SELECT g.id, g.run,
-       EXISTS (SELECT FROM {q}.live r WHERE r.id = g.id AND r.run_count = g.run AND r.owner = g.owner
-                  AND (NOT %s::bool OR r.lease_until < {now})) AS ours,
-       EXISTS (SELECT FROM {q}.journal e WHERE e.job_id = g.id AND e.run_no = g.run AND e.worker = g.owner
-                  AND e.outcome = g.outcome) AS done
+SELECT g.id, g.run, o.there IS NOT NULL AS ours, d.there IS NOT NULL AS done
   FROM given g
+  LEFT JOIN LATERAL (
+    SELECT true AS there FROM {q}.live r
+     WHERE r.id = g.id AND r.run_count = g.run AND r.owner = g.owner AND (NOT %s::bool OR r.lease_until < {now})
+     LIMIT 1) o ON true
+  LEFT JOIN LATERAL (
+    SELECT true AS there FROM {q}.journal e
+     WHERE e.job_id = g.id AND e.run_no = g.run AND e.worker = g.owner AND e.outcome = g.outcome LIMIT 1) d ON true
  WHERE NOT EXISTS (SELECT FROM ended e WHERE e.n = g.n)"""
 
 # --- The maintainer
@@ -279,9 +283,12 @@ held AS MATERIALIZED (
 renewed AS (
   UPDATE {q}.live r SET lease_until = {now} + %s::interval WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held))
   RETURNING r.id)
-SELECT g.id, n.id IS NOT NULL,
-       EXISTS (SELECT FROM {q}.live r WHERE r.id = g.id AND r.run_count = g.run AND r.owner = %s)
-  FROM given g LEFT JOIN renewed n ON n.id = g.id"""
+SELECT g.id, n.id IS NOT NULL, o.there IS NOT NULL
+  FROM given g
+  LEFT JOIN renewed n ON n.id = g.id
+  LEFT JOIN LATERAL (
+    SELECT true AS there FROM {q}.live r
+     WHERE r.id = g.id AND r.run_count = g.run AND r.owner = %s LIMIT 1) o ON true"""
 
 HEARTBEAT = """
 INSERT INTO {q}.workers (id, host, pid, slots, kinds, lease, started_at, seen_at)
