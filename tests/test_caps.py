@@ -13,13 +13,13 @@ import typing as t
 import attrs
 import psycopg
 import pytest
-from psycopg import sql
-
-import venturi
 from fixtures.serverlog import ServerLog
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
-from venturi import Priority
+from psycopg import sql
+
+import venturi
+from venturi import Priority, codec
 from venturi.worker.settings import Settings
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[tuple[t.Any, ...]]]
@@ -58,8 +58,8 @@ def read_money(data: t.Any, _: object) -> Money:
     return Money(seen(data))
 
 
-venturi.codec.converter.register_unstructure_hook(Money, write_money)
-venturi.codec.converter.register_structure_hook(Money, read_money)
+codec.converter.register_unstructure_hook(Money, write_money)
+codec.converter.register_structure_hook(Money, read_money)
 
 
 @attrs.define
@@ -258,12 +258,16 @@ def test_a_cap_counts_aliases_and_tiers_together(queue: venturi.Queue, connect: 
     """Jobs under the kind's former name and in other tiers share the cap, also within one claim."""
     gauge = gauged(queue, cap=3, opened=True)
     ids = [
-        queue.enqueue(Step(n), priority=tier).id for n in range(5) for tier in (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+        queue.enqueue(Step(n), priority=tier).id
+        for n in range(5)
+        for tier in (Priority.HIGH, Priority.NORMAL, Priority.LOW)
     ]
     connection = connect(autocommit=True)
     for table in ("jobs", "live"):
         connection.execute(
-            sql.SQL("UPDATE {} SET kind = 'caps.stride' WHERE id = ANY (%s)").format(sql.Identifier(queue.schema, table)),
+            sql.SQL("UPDATE {} SET kind = 'caps.stride' WHERE id = ANY (%s)").format(
+                sql.Identifier(queue.schema, table)
+            ),
             (ids[::2],),
         )
     with working(queue, concurrency=8):

@@ -12,15 +12,15 @@ import uuid
 
 import psycopg
 import pytest
+from fixtures.claims import Taker, claim, claiming, fill, registry
+from fixtures.serverlog import ServerLog
+from fixtures.waiting import eventually
+from fixtures.work import ended, working
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
 import venturi
-from fixtures.claims import Taker, claim, claiming, fill, registry
-from fixtures.serverlog import ServerLog
-from fixtures.waiting import eventually
-from fixtures.work import ended, working
 from venturi import Priority
 from venturi.context import RunSignal
 from venturi.registry import Handler
@@ -53,15 +53,19 @@ class Foreign:
 
 def rows(connection: psycopg.Connection[t.Any], schema: str, columns: str) -> list[tuple[t.Any, ...]]:
     """Columns of the hot table, by id."""
-    query = f"SELECT {columns} FROM {{}}.live ORDER BY id"
-    return connection.execute(sql.SQL(t.cast(t.LiteralString, query)).format(sql.Identifier(schema))).fetchall()
+    query: t.Any = f"SELECT {columns} FROM {{}}.live ORDER BY id"
+    return connection.execute(sql.SQL(query).format(sql.Identifier(schema))).fetchall()
 
 
 def recorder(queue: venturi.Queue, *tasks: type) -> list[int]:
     """Handlers that note the numbers of the tasks that they run."""
     ran: list[int] = []
+
+    def handle(task: One | Two) -> None:
+        ran.append(task.number)
+
     for each in tasks:
-        queue.handler(task=each)(lambda task: ran.append(task.number))
+        queue.handler(task=each)(handle)
     return ran
 
 
@@ -265,9 +269,13 @@ def test_a_claim_whose_lease_is_over_is_not_started(queue: venturi.Queue, sessio
     assert (ending.outcome, ran) == ("released", [])
 
 
+def nothing(task: object) -> None:
+    """A handler."""
+
+
 def taker(schema: str, session: Session, rotation: Rotation, slots: int = 1) -> Taker:
     """Claims jobs of the first kind."""
-    return Taker(schema, session, registry(Handler(lambda task: None, task=One)), slots, rotation)
+    return Taker(schema, session, registry(Handler(nothing, task=One)), slots, rotation)
 
 
 @pytest.mark.conformance(98)

@@ -12,10 +12,10 @@ import uuid
 import attrs
 import psycopg
 import pytest
-
-import venturi
 from fixtures.proxy import Proxy
 from fixtures.work import ended, until, working
+
+import venturi
 from venturi.context import Cancellation, RunSignal
 from venturi.store import connections
 
@@ -27,7 +27,7 @@ FAR = 1e9
 @attrs.define
 class Page:
     number: int = 0
-    seen: list[int] = attrs.field(factory=list)
+    seen: list[int] = attrs.Factory(list[int])
 
 
 @venturi.task("context.plain")
@@ -311,7 +311,7 @@ def test_no_time_remains_after_the_timeout() -> None:
     signal.timeout_at = time.monotonic() - 5
     context = venturi.Context[None, None](
         id=uuid.uuid4(), kind="k", run_count=1, failure_count=0, carry=None, state=None, signal=signal, evidence={},
-        history=lambda: [],
+        history=list,
     )  # fmt: skip
     assert context.time_remaining == dt.timedelta(0)
     assert context.cancelled.reason == "timeout"

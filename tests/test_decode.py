@@ -10,12 +10,11 @@ import uuid
 import attrs
 import psycopg
 import pytest
-from psycopg import sql
-
-import venturi
 from fixtures.claims import PAST, alter, strand
 from fixtures.waiting import eventually
 from fixtures.work import ended, until, working
+
+import venturi
 from venturi.store.connections import Session
 from venturi.worker.settings import Settings
 
@@ -48,7 +47,11 @@ def spoilt(queue: venturi.Queue, session: Session, what: str) -> uuid.UUID:
 def counting(queue: venturi.Queue) -> list[int]:
     """A handler that notes what it runs."""
     ran: list[int] = []
-    queue.handler(task=Step)(lambda task: ran.append(task.number))
+
+    @queue.handler
+    def handle(task: Step) -> None:
+        ran.append(task.number)
+
     return ran
 
 
@@ -115,7 +118,7 @@ def test_a_job_that_stays_undecodable_ends_dead_at_the_backstop(
 
 
 @pytest.mark.conformance(147)
-@pytest.mark.parametrize("payload", ["[1, 2]", "7", "null", '"text"', "true", '{"number": 1e400}'])
+@pytest.mark.parametrize("payload", ["[1, 2]", "7", "null", '"text"', "true", '{"number": 1.5}'])
 def test_odd_json_as_payload_is_one_job_s_failure(queue: venturi.Queue, session: Session, payload: str) -> None:
     """Claims, recovery, queries and stats go on."""
     ran = counting(queue)

@@ -9,11 +9,11 @@ import uuid
 
 import psycopg
 import pytest
+from fixtures.claims import claim, claiming
+from fixtures.work import ended, until, working
 from psycopg import sql
 
 import venturi
-from fixtures.claims import claim, claiming
-from fixtures.work import ended, until, working
 from venturi.store.claiming import Ending
 from venturi.store.connections import Session
 from venturi.values import JournalOutcome
@@ -110,8 +110,10 @@ def test_the_kind_of_an_entry_is_that_of_its_job(queue: venturi.Queue, session: 
     """Also where the job is stored under an alias of the task that ran it."""
     queue.handler(task=Step)(lambda task: None)
     id_ = queue.enqueue(Step(), delay=dt.timedelta(hours=1)).id
-    for statement in ("UPDATE {}.jobs SET kind = 'journal.stride'",
-                      "UPDATE {}.live SET kind = 'journal.stride', visible_at = statement_timestamp()"):
+    for statement in (
+        "UPDATE {}.jobs SET kind = 'journal.stride'",
+        "UPDATE {}.live SET kind = 'journal.stride', visible_at = statement_timestamp()",
+    ):
         session.execute(sql.SQL(statement).format(sql.Identifier(queue.schema)))
     with working(queue):
         (entry,) = until(queue, id_, "completed")

@@ -6,9 +6,9 @@ import math
 import uuid
 
 import pytest
+from fixtures.claims import registry
 
 import venturi
-from fixtures.claims import registry
 from venturi import Priority
 from venturi.registry import Handler
 from venturi.store.claiming import Claim
@@ -41,7 +41,7 @@ def claim(kind: str, priority: Priority = Priority.NORMAL, eligible: float = 0.0
 
 def lanes(slots: int, cap: int | None = None) -> Lanes:
     """The lanes of two tasks, the first of them with an alias and maybe a cap."""
-    handlers = registry(Handler(nothing, task=Mail, cap=cap), Handler(lambda task: None, task=Feed))
+    handlers = registry(Handler(nothing, task=Mail, cap=cap), Handler(nothing, task=Feed))
     return Lanes(handlers, slots, Rotation(4, 0), Marks())
 
 

@@ -12,13 +12,13 @@ import uuid
 import attrs
 import psycopg
 import pytest
-from psycopg import sql
-
-import venturi
 from fixtures.claims import PAST, alter, claim, claiming, completed, expire
 from fixtures.statements import Bell
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
+from psycopg import sql
+
+import venturi
 from venturi.store.claiming import Ending
 from venturi.store.connections import Session
 from venturi.values import JournalOutcome

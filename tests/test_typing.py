@@ -35,8 +35,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(project: Path, *command: str) -> str:
-    """What a checker prints; the package is found where this process found it."""
-    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    """What a checker prints; packages are found where this process finds them."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # pyright asks the first python there
+        "PYTHONPATH": str(PACKAGE.parent),
+        "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
+    }
     result = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=project,
@@ -56,7 +60,7 @@ def mypy(project: Path) -> set[Finding]:
 
 
 def pyright(project: Path) -> set[Finding]:
-    printed = check(project, "pyright", "--outputjson", "--pythonpath", sys.executable)
+    printed = check(project, "pyright", "--outputjson")
     return {
         (Path(found["file"]).name, found["range"]["start"]["line"] + 1)
         for found in json.loads(printed)["generalDiagnostics"]

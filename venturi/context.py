@@ -45,9 +45,9 @@ class RunSignal:
     __slots__ = ("_event", "_reason", "by_operator", "lease_end", "timeout_at")
 
     def __init__(self, lease_end: float) -> None:
-        self.lease_end = lease_end
+        self.lease_end: float = lease_end
         self.timeout_at: float | None = None
-        self.by_operator = False
+        self.by_operator: bool = False
         self._reason: Reason | None = None
         self._event: threading.Event | None = None
 
@@ -163,7 +163,7 @@ class Context(t.Generic[C, S]):
         self.failure_count = failure_count
         self.carry = carry
         self.state = state
-        self.cancelled = Cancellation(signal)
+        self.cancelled: Cancellation = Cancellation(signal)
         self._signal = signal
         self._history = history
         self._read: list[Entry] | None = None

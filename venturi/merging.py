@@ -29,7 +29,7 @@ from venturi.values import Action, Entry, Priority, Receipt
 
 __all__ = ["Merging", "Request"]
 
-logger = logging.getLogger("venturi.queue")
+logger: logging.Logger = logging.getLogger("venturi.queue")
 
 _DECISIONS: tuple[type[t.Any], ...] = (Keep, Replace, Combine, Independent)
 

@@ -88,7 +88,6 @@ class Queue(t.Generic[S]):
             notify=checks.flag("notify", notify),
             pooler=checks.flag("pooler", pooler),
         )
-        self._looking = self.store.looking
 
     def __repr__(self) -> str:
         return f"<venturi.Queue {self.schema!r}>"
@@ -225,7 +224,7 @@ class Queue(t.Generic[S]):
             merging = Merging(
                 producing,
                 connection,
-                lambda id_: self._looking.journal(connection, id_, HISTORY),
+                lambda id_: self.store.looking.journal(connection, id_, HISTORY),
                 *due,
             )
             return merging.store(requests)
@@ -254,7 +253,7 @@ class Queue(t.Generic[S]):
     def job(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> Job | None:
         """One job as it stands; None when the id is unknown."""
         with self.store.borrowed(conn) as connection:
-            return self._looking.job(connection, _id(id))
+            return self.store.looking.job(connection, _id(id))
 
     def jobs(
         self,
@@ -286,7 +285,7 @@ class Queue(t.Generic[S]):
         until = None if finished_until is None else checks.instant("finished_until", finished_until)
         number = checks.whole("limit", limit, 1, 1000)
         with self.store.borrowed(conn) as connection:
-            return self._looking.jobs(
+            return self.store.looking.jobs(
                 connection,
                 kinds=self._kinds(kind),
                 status=status,
@@ -299,12 +298,12 @@ class Queue(t.Generic[S]):
     def journal(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> list[Entry]:
         """Everything recorded of a job, oldest first; an empty list when the id is unknown."""
         with self.store.borrowed(conn) as connection:
-            return self._looking.journal(connection, _id(id))
+            return self.store.looking.journal(connection, _id(id))
 
     def stats(self, *, conn: Connection | None = None) -> Stats:
         """How many jobs of each kind are ready, scheduled, claimed and dead, in one consistent snapshot."""
         with self.store.borrowed(conn) as connection:
-            return self._looking.stats(connection)
+            return self.store.looking.stats(connection)
 
     def cancel(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> bool:
         """Cancel a job: a pending one never runs, the run of a claimed one is told to stop.
@@ -313,7 +312,7 @@ class Queue(t.Generic[S]):
             False when the job is finished or unknown; nothing changes then.
         """
         with self.store.transaction(conn) as connection:
-            return self._looking.cancel(connection, _id(id), notify=self.store.notify)
+            return self.store.looking.cancel(connection, _id(id), notify=self.store.notify)
 
     def requeue(self, id: uuid.UUID, /, *, delay: dt.timedelta | None = None, conn: Connection | None = None) -> bool:
         """Send a dead job back: same id, payload, priority, key and carry, no failures.
@@ -356,7 +355,7 @@ class Queue(t.Generic[S]):
     ) -> int:
         wait = _due(None, delay)[1]
         with self.store.borrowed(conn) as connection:
-            number = self._looking.requeue(connection, id=id, kinds=kinds, limit=limit, delay=wait)
+            number = self.store.looking.requeue(connection, id=id, kinds=kinds, limit=limit, delay=wait)
         if conn is None and number:
             self.store.local.wake()
         return number
@@ -382,7 +381,7 @@ class Queue(t.Generic[S]):
         deleted = 0
         while True:
             with self.store.borrowed(None) as connection:
-                batch = self._looking.cleanup(
+                batch = self.store.looking.cleanup(
                     connection, finished_before=before, kinds=self._kinds(kind), statuses=statuses
                 )
             deleted += batch

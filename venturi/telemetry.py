@@ -37,7 +37,7 @@ from opentelemetry import metrics, propagate, trace
 
 __all__ = ["Telemetry"]
 
-logger = logging.getLogger("venturi.telemetry")
+logger: logging.Logger = logging.getLogger("venturi.telemetry")
 
 Attributes: t.TypeAlias = dict[str, str | int]
 

@@ -9,6 +9,8 @@ import uuid
 
 import attrs
 
+from venturi.values import KindStats, Stats
+
 __all__ = ["BACKSTOP", "BASE", "CAP", "LEASE", "START", "End", "Entry", "Job", "Oracle", "Request", "View", "backoff"]
 
 START = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
@@ -306,3 +308,25 @@ class Oracle:
 
     def _write(self, job: Job, outcome: str, worker: uuid.UUID | None = None) -> None:
         job.entries.append(Entry(outcome, job.run_count, job.failure_count, self.now, worker))
+
+    # --- Statistics
+
+    def heartbeat(self, worker: uuid.UUID, kinds: cabc.Iterable[str]) -> None:
+        """A worker lives; those silent for ten leases are forgotten."""
+        self.seen[worker] = (self.now, frozenset(kinds))
+        self.seen = {id_: seen for id_, seen in self.seen.items() if seen[0] >= self.now - 10 * LEASE}
+
+    def stats(self) -> Stats:
+        """The counts."""
+        working = [kinds for at, kinds in self.seen.values() if at > self.now - LEASE]
+        kinds: dict[str, KindStats] = {}
+        for kind in {job.kind for job in self.jobs.values() if job.status in ("pending", "claimed", "dead")}:
+            jobs = [job for job in self.jobs.values() if job.kind == kind]
+            ready = [job.visible_at for job in jobs if job.status == "pending" and job.visible_at <= self.now]
+            pending = sum(job.status == "pending" for job in jobs)
+            claimed, dead = (sum(job.status == status for job in jobs) for status in ("claimed", "dead"))
+            oldest = self.now - min(ready) if ready else None
+            served = any(kind in each for each in working)
+            kinds[kind] = KindStats(len(ready), pending - len(ready), claimed, dead, oldest, served)
+        unserved = tuple(sorted(kind for kind, counts in kinds.items() if counts.ready and not counts.served))
+        return Stats(kinds, unserved, len(working))

@@ -171,7 +171,7 @@ def _new_converter() -> cattrs.Converter:
     return made
 
 
-converter = _new_converter()
+converter: cattrs.Converter = _new_converter()
 """Where users register hooks for types of their own; for all others it converts as strictly as the codec does."""
 
 

@@ -1,7 +1,7 @@
 """A demonstration: index a folder of source code, one job a file. ``venturi demo`` runs it.
 
 It is written as a user's program would be, with nothing but what ``import venturi`` gives. Read `tasks` first, then
-`handlers`, then `program`, which starts a worker beside a display; `tables` holds SQL of the demo's own, and `source` looks
+`handlers`, then `program`, which starts a worker beside a display. `tables` holds SQL of the demo's own, `source` looks
 into files.
 
 Kill it at any moment, by ``kill -9`` if you like, and start it again: it goes on where it stopped. Start it on the same

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import typing as t
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -46,13 +46,14 @@ Show: t.TypeAlias = Callable[[Progress], None]
 
 
 @contextmanager
-def display(terminal: bool) -> Iterator[Show]:
+def display(terminal: bool) -> Generator[Show]:
     """Gives the function that shows progress; rich draws it where it is installed and there is a terminal."""
     if not terminal:
         yield _lines()
         return
     try:
-        from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
     except ImportError:
         yield _lines()
         return

@@ -35,7 +35,7 @@ def contents(name: str, data: bytes) -> Contents:
     Raises:
         SyntaxError: It is no Python of this version, or not in the encoding that it says.
         UnicodeDecodeError: It is no text in UTF-8.
-        venturi.PermanentError: It is too large, or nested too deeply.
+        venturi.PermanentError: It is too large or nested too deeply, or holds NUL.
     """
     if len(data) > MAX_BYTES:
         raise venturi.PermanentError(f"larger than {MAX_BYTES // 1024} KiB")
@@ -51,6 +51,8 @@ def _python(name: str, data: bytes) -> Contents:
         tree = ast.parse(data, name)
     except (RecursionError, MemoryError) as error:
         raise venturi.PermanentError("nested too deeply to be parsed") from error
+    except ValueError as error:  # how older Pythons refuse NUL
+        raise venturi.PermanentError(str(error)) from error
     functions: list[tuple[str, int]] = []
     identifiers: list[str] = []
     # As ast.walk() does, in half the time: it is most of what the demo computes.

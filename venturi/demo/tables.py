@@ -19,9 +19,9 @@ __all__ = [
     "add_report",
     "begin",
     "create",
+    "drop",
+    "failures",
     "index",
-    "outcomes",
-    "shown",
     "store",
     "summary",
 ]

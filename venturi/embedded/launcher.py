@@ -52,7 +52,7 @@ class Server:
         settings: cabc.Mapping[str, str],
     ) -> None:
         self.folder = folder
-        self.log = folder / "data" / "server.log"
+        self.log: pathlib.Path = folder / "data" / "server.log"
         self._account = account
         self._programs = programs
         self._socket = socket_directory(folder)
@@ -67,7 +67,7 @@ class Server:
             host=str(self._socket), port=self._settings["port"], user="postgres", dbname="postgres"
         )
         remote = {"host": "127.0.0.1", "password": self._password} if tcp else {}
-        self.dsn = conninfo.make_conninfo(self._local, **remote)
+        self.dsn: str = conninfo.make_conninfo(self._local, **remote)
 
     def __repr__(self) -> str:
         state = f"process {guard.postmaster(self.folder)}" if guard.alive(self.folder) else "stopped"

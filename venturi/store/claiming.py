@@ -160,7 +160,7 @@ class Claiming:
     """
 
     def __init__(self, statements: sql.Sql, worker: WorkerRow) -> None:
-        self.owner = worker.id
+        self.owner: uuid.UUID = worker.id
         self._sql = statements
         self._worker = worker
 

@@ -45,7 +45,7 @@ class Sql:
     def __init__(self, schema: str, *, now: str = "statement_timestamp()", notify: bool = True) -> None:
         digest = hashlib.blake2b(schema.encode(), digest_size=12).hexdigest()
         key = key64(schema) >> 32
-        self.channel = f"venturi_{digest}"
+        self.channel: str = f"venturi_{digest}"
         # Doubled percent signs, since every statement is sent with parameters.
         self._names = {
             "q": '"' + schema.replace('"', '""').replace("%", "%%") + '"',
@@ -115,12 +115,13 @@ COPY_JOBS = "COPY {q}.jobs (id, kind, payload, priority, trace, created_at) FROM
 COPY_LIVE = "COPY {q}.live (id, kind, priority, visible_at) FROM STDIN"
 
 # Sorted by the caller: kinds before keys, each by number, so that batches never wait for each other in a circle. The
-# setting ends with the transaction, as the locks do, and counts its keys: past the bound whole kinds are locked instead,
-# since a transaction that fills the lock table makes others fail too. (A default server has room for some 6400 locks.)
+# setting ends with the transaction, as the locks do, and counts its keys: past the bound whole kinds are locked
+# instead, since a full lock table makes others fail too. (A server has room for some 6400 locks by default.)
 LOCK_KEYS = """
 WITH counted AS MATERIALIZED (
-  SELECT set_config('venturi.keys', (coalesce(nullif(current_setting('venturi.keys', true), ''), '0')::bigint + %s)::text,
-                    true)::bigint > 4000 AS too_many)
+  SELECT set_config(
+      'venturi.keys', (coalesce(nullif(current_setting('venturi.keys', true), ''), '0')::bigint + %s)::text, true
+    )::bigint > 4000 AS too_many)
 SELECT CASE WHEN k.of_kind THEN
          CASE WHEN k.alone OR c.too_many THEN pg_advisory_xact_lock(k.id) ELSE pg_advisory_xact_lock_shared(k.id) END
        WHEN NOT c.too_many THEN pg_advisory_xact_lock(k.id) END

@@ -46,6 +46,14 @@ class Wakers:
             wake()
 
 
+class _Loan(threading.local):
+    """What a thread uses in place of the pool and of the queue's own statements; None: nothing."""
+
+    connection: Connection | None = None
+    producing: Producing | None = None
+    looking: Looking | None = None
+
+
 class Store:
     """One schema in one database; opens nothing before it is used. The arguments are those of `venturi.Queue`,
     checked.
@@ -57,15 +65,15 @@ class Store:
         self.schema = schema
         self.notify = notify
         self.pooler = pooler
-        self.statements = Sql(schema, notify=notify)
-        self.looking = Looking(self.statements)
-        self.local = Wakers()
+        self.statements: Sql = Sql(schema, notify=notify)
+        self.local: Wakers = Wakers()
         self._dsn = dsn
         self._listen_dsn = listen_dsn
         self._pool = Pool(dsn, pool_size, pooler)
+        self._looking = Looking(self.statements)
         self._loud = Producing(self.statements)
         self._quiet = Producing(Sql(schema, notify=False))
-        self._lent: tuple[int, Connection] | None = None
+        self._loan = _Loan()
 
     @property
     def dsn(self) -> str:
@@ -77,8 +85,15 @@ class Store:
         """Whether a worker can listen."""
         return self.notify and (not self.pooler or self._listen_dsn is not None)
 
+    @property
+    def looking(self) -> Looking:
+        """The operators' statements."""
+        return self._loan.looking or self._looking
+
     def producing(self, notify: bool | None) -> Producing:
         """The producers' statements, with the doorbell or without; None: as the queue."""
+        if self._loan.producing is not None:
+            return self._loan.producing
         return self._loud if notify is None or notify else self._quiet
 
     def history(self, job: uuid.UUID) -> list[Entry]:
@@ -106,13 +121,21 @@ class Store:
         return connect(dsn, name="venturi listener", patience=patience)
 
     @contextmanager
-    def lent(self, conn: Connection) -> Generator[None]:
-        """For the time of the block, and on this thread, use this connection where otherwise the pool is used."""
-        before, self._lent = self._lent, (threading.get_ident(), _checked(conn))
+    def lent(self, conn: Connection, statements: Sql | None = None) -> Generator[None]:
+        """For the time of the block, and on this thread, use this connection where otherwise the pool is used.
+
+        Args:
+            statements: Use these too, for the sake of their clock. Default: None, the queue's.
+        """
+        loan, before = self._loan, vars(self._loan).copy()
+        loan.connection = _checked(conn)
+        loan.producing = None if statements is None else Producing(statements)
+        loan.looking = None if statements is None else Looking(statements)
         try:
             yield
         finally:
-            self._lent = before
+            vars(loan).clear()
+            vars(loan).update(before)
 
     @contextmanager
     def borrowed(self, conn: Connection | None) -> Generator[Connection]:
@@ -152,9 +175,7 @@ class Store:
             yield session
 
     def _given(self, conn: Connection | None) -> Connection | None:
-        if conn is None and self._lent is not None and self._lent[0] == threading.get_ident():
-            return self._lent[1]
-        return None if conn is None else _checked(conn)
+        return self._loan.connection if conn is None else _checked(conn)
 
     def migrate(self) -> list[str]:
         """Create or update the schema; the names of the migrations that were applied."""

@@ -1,24 +1,35 @@
-"""Run the queued jobs on the test's own connection."""
+"""Run the queued jobs on the test's own connection.
+
+The pieces are those of a worker: its claim, its runner, its settle. What differs is the clock, which stands still, the
+connection, which is lent to the handlers too, and that one job runs after the other.
+"""
 
 from __future__ import annotations
 
+import collections
 import datetime as dt
+import logging
 import math
 import os
 import typing as t
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import attrs
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from venturi import checks
 from venturi.context import RunSignal
-from venturi.errors import ConfigError, VenturiError
+from venturi.errors import ConfigError
+from venturi.outcome import Outcome
 from venturi.queue import Queue
+from venturi.registry import Bound, Handler
 from venturi.store.claiming import Claim, Claiming, Ending, WorkerRow
-from venturi.store.connections import Connection
-from venturi.store.sql import Sql
+from venturi.store.connections import Connection, run, schema_errors
+from venturi.store.sql import LATEST_INSTANT, Sql
+from venturi.testing.lending import chosen
 from venturi.values import JournalOutcome
 from venturi.worker.flight import Run
 from venturi.worker.lanes import Lanes
@@ -27,38 +38,31 @@ from venturi.worker.rotation import Rotation
 from venturi.worker.runner import Runner
 from venturi.worker.settings import Settings
 
-__all__ = ["Drained", "Ran", "drain"]
+__all__ = ["Ran", "drain"]
+
+logger: logging.Logger = logging.getLogger("venturi.testing")
+
+STEP = dt.timedelta(microseconds=10)
+"""How far the clock goes with each statement: what is written later is due later, and order holds."""
 
 
 @attrs.frozen
 class Ran:
-    """One run of `drain`."""
+    """One run of `drain`.
+
+    Attributes:
+        task: The task; None when it could not be decoded.
+        outcome: As in the journal: ``completed``, ``paused``, ``retried``, ``dead`` or ``cancelled``.
+        note: As in the journal.
+        error: What the handler raised; None when it returned.
+    """
 
     id: uuid.UUID
     kind: str
+    task: t.Any
     outcome: JournalOutcome
     note: str | None
-
-
-@attrs.frozen
-class Drained(Sequence[Ran]):
-    """The runs of one `drain`, in order."""
-
-    runs: tuple[Ran, ...]
-
-    @t.overload
-    def __getitem__(self, index: int) -> Ran: ...
-    @t.overload
-    def __getitem__(self, index: slice) -> Sequence[Ran]: ...
-    def __getitem__(self, index: int | slice) -> Ran | Sequence[Ran]:
-        return self.runs[index]
-
-    def __len__(self) -> int:
-        return len(self.runs)
-
-    def outcomes(self) -> list[JournalOutcome]:
-        """How the runs ended."""
-        return [run.outcome for run in self.runs]
+    error: BaseException | None
 
 
 def drain(
@@ -70,15 +74,19 @@ def drain(
     state: object = None,
     limit: int = 1000,
     backstop: int | None = 25,
-) -> Drained:
+) -> list[Ran]:
     """Run the due jobs with the queue's handlers, on this connection and thread, until none is left.
 
-    Everything happens in the connection's transaction, which is begun where there is none and never committed. Jobs
-    that handlers enqueue, with ``conn=`` or without, are in it too and run in the same call. Each handler runs in a
-    savepoint, which is rolled back when its run fails.
+    Everything happens in the connection's transaction, which is begun where there is none and never committed. The
+    handlers use the connection too where they call the queue without ``conn=``, and what they enqueue runs in the same
+    call. Each handler runs in a savepoint, which is rolled back when its run fails. A connection that a handler opens
+    by itself sees nothing of the test's transaction, and commits.
+
+    The clock stands still: a retry and a pause are due that long after ``now``, for a later call to run. Jobs run
+    strictly by priority, then by when they became due. Jobs of kinds without a handler are left pending.
 
     Args:
-        conn: The test's connection, not in autocommit mode unless inside a transaction.
+        conn: The test's connection. In autocommit mode it must be inside a transaction.
         queue: Default: None, the default queue.
         now: The clock of this call: an aware instant, or how far it is ahead of the database's. Default: the
             database's.
@@ -87,68 +95,53 @@ def drain(
         backstop: Failures until a job is dead; None never. Default: 25.
 
     Returns:
-        The runs in order.
+        The runs in order. A failed one is also logged, with its traceback.
 
     Raises:
-        VenturiError: There were still due jobs after ``limit`` runs: they enqueue one another without end.
+        AssertionError: There were still due jobs after ``limit`` runs.
+        BaseException: A handler raised something that is no Exception, as pytest.fail() does; its run is recorded as
+            failed before.
         ConfigError: The queue has no handlers, or an option is wrong.
+        SchemaError: The queue was never migrated.
     """
-    if queue is None:
-        from venturi import default
-
-        queue = default
+    drained = chosen(queue)
     checks.whole("limit", limit, 1)
-    if conn.autocommit and conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-        raise ConfigError("drain() needs a transaction: use a connection that is not in autocommit mode")
-    runs = tuple(_Drain(conn, queue, now, state, backstop).runs(limit))
-    return Drained(runs)
+    with drained.store.lent(conn), _unprepared(conn), schema_errors(drained.schema):
+        if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
+            raise ConfigError("drain() needs a transaction: wrap it in `with conn.transaction():`")
+        clock = _Clock(drained.schema, _instant(conn, now))
+        return _Drain(conn, drained, clock, state, backstop).runs(limit)
 
 
 class _Drain:
     def __init__(
-        self,
-        connection: Connection,
-        queue: Queue[t.Any],
-        now: dt.datetime | dt.timedelta,
-        state: object,
-        backstop: int | None,
+        self, connection: Connection, queue: Queue[t.Any], clock: _Clock, state: object, backstop: int | None
     ) -> None:
-        registry, settings = queue.registry, Settings.of({"concurrency": 1, "backstop": backstop})
-        registry.bind()
+        settings = Settings.of({"concurrency": 1, "backstop": backstop})
+        queue.registry.bind()
         self._connection = connection
         self._queue = queue
-        self._lanes = Lanes(registry, 1, Rotation(None), Marks(sweep=0))
+        self._clock = clock
+        self._lanes = Lanes(queue.registry, 1, Rotation(None), Marks(sweep=0))
         worker = uuid.uuid4()
         row = WorkerRow(worker, "test", os.getpid(), 1, self._lanes.kinds, dt.timedelta(hours=1))
-        self._claiming = Claiming(Sql(queue.schema, now=_clock(now), notify=False), row)
+        self._claiming = Claiming(clock, row)
         self._runner = Runner(worker, settings, state, queue.telemetry, queue.store.history)
 
-    def runs(self, limit: int) -> Iterator[Ran]:
-        for _ in range(limit):
-            claim = self._claim()
-            if claim is None:
-                return
-            ending = self._run(claim)
-            self._claiming.settle(self._connection, [ending])
-            yield Ran(ending.id, ending.kind, ending.outcome, ending.note)
-        if self._claim() is not None:
-            raise VenturiError(f"there are still due jobs after {limit} runs: do they enqueue one another?")
+    def runs(self, limit: int) -> list[Ran]:
+        ran: list[Ran] = []
+        while (claim := self._claim(len(ran) < limit)) is not None:
+            ran.append(self._run(claim))
+        if self._due():
+            kind = collections.Counter(run.kind for run in ran).most_common(1)[0][0]
+            raise AssertionError(
+                f"jobs are still due after {limit} runs, most of them of kind {kind!r}: "
+                "do they enqueue one another, or pause without a delay?"
+            )
+        return ran
 
-    def _claim(self) -> Claim | None:
+    def _claim(self, wanted: bool) -> Claim | None:
+        if not wanted:
+            return None
         claims = self._claiming.turn(self._connection, [], self._lanes.ask(0.0)).claims
         return claims[0] if claims else None
-
-    def _run(self, claim: Claim) -> Ending:
-        run = Run(claim, self._queue.registry.find(claim.kind), RunSignal(math.inf))
-        with self._queue.store.lent(self._connection), self._connection.transaction():
-            ending = self._runner(run)
-            assert ending is not None  # only a lost lease ends a run without an ending
-            if ending.outcome not in ("completed", "paused"):
-                raise psycopg.Rollback
-        return ending
-
-
-def _clock(now: object) -> str:
-    if isinstance(now, dt.timedelta):
-        return f"(statement_timestamp() + interval '{now // dt.timedelta(microseconds=1)} microseconds')"
-    return f"'{checks.instant('now', now).isoformat()}'::timestamptz"

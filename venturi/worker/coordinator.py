@@ -43,7 +43,7 @@ from venturi.worker.threads import Part
 
 __all__ = ["Coordinator"]
 
-logger = logging.getLogger("venturi.worker")
+logger: logging.Logger = logging.getLogger("venturi.worker")
 
 LINGER = 0.05
 LONGEST_LINGER = 1.0
@@ -77,7 +77,7 @@ class Coordinator:
         telemetry: Telemetry,
         outages: Outages,
     ) -> None:
-        self.settled = 0
+        self.settled: int = 0
         self._part = Part("coordinator", connect, outages, Retry(0.1, 5.0))
         self._claiming = claiming
         self._registry = registry
@@ -106,12 +106,15 @@ class Coordinator:
 
     # --- The loop
 
-    def step(self, longest: float) -> None:
-        """Wait for something to do, at most ``longest`` seconds, and do it."""
+    def wait(self, longest: float) -> None:
+        """Wait for something to do, at most ``longest`` seconds."""
         ended, called = self._inbox.take(min(longest, self._patience()))
         self._ended.extend(self._recordable(ended))
         if called:
             self._called()
+
+    def act(self) -> None:
+        """Do what there is to do."""
         now = time.monotonic()
         if now < self._trouble_until:
             return

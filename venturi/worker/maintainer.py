@@ -30,7 +30,7 @@ from venturi.worker.threads import Part, spawn
 
 __all__ = ["Maintainer"]
 
-logger = logging.getLogger("venturi.worker")
+logger: logging.Logger = logging.getLogger("venturi.worker")
 
 LOOK_EVERYWHERE = 20
 """Every so many recoveries look at all live rows, in case a claim stands where none is expected."""

@@ -10,7 +10,7 @@ import psycopg
 
 __all__ = ["Outages", "Retry"]
 
-logger = logging.getLogger("venturi.worker")
+logger: logging.Logger = logging.getLogger("venturi.worker")
 
 
 class Retry:

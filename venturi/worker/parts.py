@@ -30,7 +30,7 @@ from venturi.worker.slots import Slots
 
 __all__ = ["GRACE", "Parts", "host"]
 
-logger = logging.getLogger("venturi.worker")
+logger: logging.Logger = logging.getLogger("venturi.worker")
 
 GRACE = 4.0
 """Seconds after the deadline of a stop in which its last statements have to be answered."""
@@ -99,7 +99,7 @@ class Parts:
                 reconnected=lambda: telemetry.count("venturi.listener.reconnects"),
                 failed=failed,
             )
-        self.coordinator = Coordinator(
+        self.coordinator: Coordinator = Coordinator(
             lambda: store.session("venturi coordinator", patience),
             claiming,
             registry,

@@ -32,14 +32,14 @@ from venturi.worker.settings import Settings
 
 __all__ = ["LEAST_DELAY", "Runner"]
 
-logger = logging.getLogger("venturi.worker")
+logger: logging.Logger = logging.getLogger("venturi.worker")
 
 LEAST_DELAY = 5_000_000
 """Microseconds: a job that was recovered, or could not be decoded, waits at least so long."""
 
 EVIDENCE_BYTES = 64 * 1024
 _MICROSECOND = dt.timedelta(microseconds=1)
-_LONGEST = 250_000_000_000_000_000  # microseconds, some 7900 years; the database stops it at the latest instant
+_LONGEST = 260_000_000_000_000_000  # microseconds, some 8200 years; the database stops it at the latest instant
 
 
 @attrs.define

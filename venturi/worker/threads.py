@@ -16,7 +16,7 @@ from venturi.worker.outages import Outages, Retry, describe
 
 __all__ = ["Part"]
 
-logger = logging.getLogger("venturi.worker")
+logger: logging.Logger = logging.getLogger("venturi.worker")
 
 FOR_GOOD = 10
 """Steps in a row that fail for another reason than the database, after which a part has failed for good."""

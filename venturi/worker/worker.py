@@ -37,10 +37,13 @@ if t.TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-logger = logging.getLogger("venturi.worker")
+logger: logging.Logger = logging.getLogger("venturi.worker")
 
 WATCH = 0.25
-"""Seconds between looks at what cannot wake the coordinator: a stop event, and the end of the main thread."""
+"""Seconds between looks at a stop event, which cannot wake the coordinator."""
+
+_running: set[Worker] = set()
+_ending = threading.Event()
 
 
 class Worker:
@@ -56,14 +59,15 @@ class Worker:
     """
 
     def __init__(self, queue: Queue[t.Any], *, state: object = None, **options: t.Any) -> None:
-        self.settings = Settings.of(options)
+        self.settings: Settings = Settings.of(options)
         self.queue = queue
-        self.id = uuid.uuid4()
+        self.id: uuid.UUID = uuid.uuid4()
         self._state = state
         self._stop_at = math.inf
         self._stop_asked_at = math.inf
         self._began_stop = False
         self._thread: threading.Thread | None = None
+        self._done = threading.Event()
         self._failure: BaseException | None = None
         self._report: Report | None = None
         self._flight = Flight()
@@ -82,7 +86,10 @@ class Worker:
     # --- Start and stop
 
     def run(self) -> Report:
-        """Work on this thread until told to stop.
+        """Work until told to stop.
+
+        It works on this thread, but for one that a KeyboardInterrupt may reach: the answer to a claim could be lost by
+        it.
 
         Raises:
             SchemaError: The schema is missing or does not fit this version.
@@ -90,8 +97,26 @@ class Worker:
         """
         if self._report is not None:
             return self._report
+        if threading.current_thread() is not threading.main_thread():
+            return self._work()
+        if not self.settings.signals:
+            return self._run_beside()
         with self._signals():
             return self._work()
+
+    def _run_beside(self) -> Report:
+        """Work on another thread, and take what is raised in this one as a stop; it is raised again at the end."""
+        self._thread = spawn("venturi-coordinator", self._work_aside)
+        interrupt: BaseException | None = None
+        while not self._done.is_set():
+            try:
+                self._done.wait()
+            except BaseException as error:
+                self.stop(0 if interrupt is not None else None)
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        return t.cast(Report, self.join())
 
     def start(self) -> Worker:
         """Work on a thread of its own; returns at once.
@@ -102,7 +127,7 @@ class Worker:
         # While the server is away, the worker waits for it.
         with suppress(psycopg.Error):
             self.queue.store.session("venturi worker", self._patience).close()
-        self._thread = spawn("venturi-coordinator", self._work_aside)
+        self._thread = spawn("venturi-coordinator", self._work_alone)
         return self
 
     def stop(self, timeout: float | dt.timedelta | None = None) -> None:
@@ -130,8 +155,9 @@ class Worker:
         Raises:
             Exception: What ended the worker before it was told to stop.
         """
-        if self._thread is not None:
-            self._thread.join(timeout)
+        # Not by Thread.join, which takes a thread for ended when a KeyboardInterrupt comes in between.
+        if self._thread is not None and self._done.wait(timeout):
+            self._thread.join()
         if self._failure is not None:
             raise self._failure
         return self._report
@@ -143,21 +169,28 @@ class Worker:
         self.stop()
         self.join()
 
+    def _work_alone(self) -> None:
+        self._work_aside()
+        if self._failure is not None:
+            logger.error("%s: the worker has failed", self.name, exc_info=self._failure)
+
     def _work_aside(self) -> None:
         try:
             self._work()
         except BaseException as error:
-            self._failure = error
-            logger.exception("%s: the worker has failed", self.name)
+            self._failure = self._failure or error
 
     # --- The work
 
     def _work(self) -> Report:
         parts = self._parts()
         self.queue.store.local.add(self._inbox.call)
+        _running.add(self)
         try:
+            if _ending.is_set():
+                self.stop()
             parts.start()
-            interrupt = self._loop(parts.coordinator)
+            self._loop(parts.coordinator)
         except BaseException as error:
             self._failure = self._failure or error
             self.stop(0)
@@ -165,45 +198,39 @@ class Worker:
         finally:
             self.queue.store.local.remove(self._inbox.call)
             self._stop_asked_at = self._stop_at = min(self._stop_at, time.monotonic())
-            self._report = parts.stop(self._stop_at + GRACE)
-        if interrupt is not None:
-            raise interrupt
+            try:
+                self._report = parts.stop(self._stop_at + GRACE)
+            finally:
+                _running.discard(self)
+                self._done.set()
         if self._failure is not None:
             raise self._failure
         return self._report
 
-    def _loop(self, coordinator: Coordinator) -> KeyboardInterrupt | None:
+    def _loop(self, coordinator: Coordinator) -> None:
         """Step until the stop is done or its deadline is over."""
-        interrupt: KeyboardInterrupt | None = None
-        while True:
-            try:
-                self._watch(coordinator)
-                now = time.monotonic()
-                if self._began_stop and (now >= self._stop_at or not coordinator.busy()):
-                    return interrupt
-                coordinator.step(max(0.0, min(self._stop_at - now, self._watch_interval())))
-            except KeyboardInterrupt as error:
-                # Only with signals=False; the caller gets it back when the stop is done.
-                self.stop(0 if interrupt is not None else None)
-                interrupt = error
+        longest = CALL_SECONDS if self.settings.stop is None else WATCH
+        while not self._began_stop or (coordinator.busy() and time.monotonic() < self._stop_at):
+            coordinator.wait(max(0.0, min(self._stop_at - time.monotonic(), longest)))
+            # What ended the wait may have been a stop, and after a stop nothing is claimed.
+            self._watch(coordinator)
+            coordinator.act()
 
     def _watch(self, coordinator: Coordinator) -> None:
-        if self._began_stop:
-            return
-        if self.settings.stop is not None and self.settings.stop.is_set():
-            self.stop()
-        if not threading.main_thread().is_alive():
-            # The interpreter is about to end, and waits for the slots' threads: it will not wait longer than this.
-            self.stop()
-        if self._stop_at < math.inf:
+        if self._notice() and not self._began_stop:
             self._began_stop = True
             coordinator.stop_claiming()
-            for run in self._flight.all():
-                run.signal.tell("shutdown")
 
-    def _watch_interval(self) -> float:
-        watched = self.settings.stop is not None or threading.current_thread() is not threading.main_thread()
-        return WATCH if watched else CALL_SECONDS
+    def _notice(self) -> bool:
+        """Whether the worker is to stop; if so, the handlers are told."""
+        event = self.settings.stop
+        if math.isinf(self._stop_at) and event is not None and event.is_set():
+            self.stop()
+        if math.isinf(self._stop_at):
+            return False
+        for run in self._flight.all():
+            run.signal.tell("shutdown")
+        return True
 
     def _fail(self, error: BaseException) -> None:
         """An internal thread cannot go on: stop, and say so."""
@@ -211,6 +238,8 @@ class Worker:
         self.stop()
 
     def _patience(self) -> float:
+        # Asked again and again by every call that waits, so that a hanging database keeps no stop from the handlers.
+        self._notice()
         # A stop that has no handler to wait for has only the grace time.
         end = self._stop_at if len(self._flight) > 0 else self._stop_asked_at
         return min(CALL_SECONDS, end + GRACE - time.monotonic())
@@ -245,4 +274,20 @@ class Worker:
             yield
         finally:
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                # None stands for a handler that is none of Python's, which cannot be put back from here.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _stop_all() -> None:
+    """Stop every worker in order when the main thread has ended."""
+    _ending.set()
+    workers = list(_running)
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker._done.wait(worker.settings.shutdown_timeout + 2 * GRACE)  # pyright: ignore[reportPrivateUsage]
+
+
+# Before Python ends, it waits for the threads of every pool without asking any of them to end. What is registered after the
+# pools, which the imports above have done, is called before that; `atexit` would be too late.
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

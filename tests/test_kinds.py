@@ -1,0 +1,177 @@
+"""One handler and one task class for each kind of a queue, and what becomes of kinds and payloads of other versions."""
+
+from __future__ import annotations
+
+import typing as t
+
+import psycopg
+import pytest
+from fixtures.work import ended, working
+from psycopg import sql
+
+import venturi
+from venturi import Context, DuplicateKindError
+from venturi.worker import Worker
+
+NOWHERE = "host=127.0.0.1 port=1"
+
+
+@venturi.task("mail.welcome")
+class Welcome:
+    user_id: int = 0
+
+
+@venturi.task("feed")
+class Feed:
+    url: str = ""
+
+
+class Methods:
+    def bound(self, task: Welcome) -> None: ...
+
+
+def plain_context(task: Welcome, ctx: Context) -> None: ...
+
+
+def binding(queue: venturi.Queue[t.Any]) -> Worker:
+    """What happens first of all when a worker starts."""
+    return Worker(queue)
+
+
+@pytest.fixture
+def nowhere() -> venturi.Queue:
+    """A queue that leads nowhere."""
+    return venturi.Queue(dsn=NOWHERE)
+
+
+@pytest.mark.conformance(18)
+def test_a_second_handler_of_a_kind_or_alias_is_refused(nowhere: venturi.Queue) -> None:
+    """Both are named, when the second is decorated or when a worker starts."""
+
+    @venturi.task("mail.renamed", aliases=["mail.welcome"])
+    class Renamed:
+        pass
+
+    def first(task: t.Any) -> None: ...
+    def second(task: t.Any) -> None: ...
+
+    for one, other in ((Welcome, Welcome), (Welcome, Renamed), (Renamed, Welcome)):
+        queue = venturi.Queue(dsn=NOWHERE)
+        queue.handler(task=one)(first)
+        with pytest.raises(DuplicateKindError) as caught:
+            queue.handler(task=other)(second)
+        if one is other:
+            assert "first" in str(caught.value)
+            assert "second" in str(caught.value)
+        assert "mail.welcome" in str(caught.value)
+
+
+@pytest.mark.conformance(18)
+def test_a_second_handler_by_annotation_is_refused_at_the_start(nowhere: venturi.Queue) -> None:
+    """Postponed annotations are compared when they are resolved."""
+
+    @nowhere.handler
+    def first(task: Welcome) -> None: ...
+
+    @nowhere.handler
+    def second(task: Welcome) -> None: ...
+
+    with pytest.raises(DuplicateKindError, match=r"first and .*second"):
+        nowhere.work()
+
+
+@pytest.mark.conformance(18)
+def test_the_same_function_again_and_another_queue_are_fine(nowhere: venturi.Queue) -> None:
+    """Registering twice is registering once; queues do not know of each other."""
+    other = venturi.Queue("billing", dsn=NOWHERE)
+    method = Methods().bound
+    for queue in (nowhere, nowhere, other):
+        queue.handler(plain_context)
+        queue.handler(task=Feed)(plain_context)
+    assert [len(list(binding(queue).queue.registry)) for queue in (nowhere, other)] == [2, 2]
+    third = venturi.Queue(dsn=NOWHERE)
+    for _ in range(2):
+        third.handler(method)
+        third.handler(third.handler(method))
+    binding(third)
+
+
+@pytest.mark.conformance(18)
+def test_a_second_task_class_of_a_kind_is_refused(queue: venturi.Queue) -> None:
+    """By producers too: both classes are named."""
+
+    @venturi.task("mail.welcome")
+    class Double:
+        pass
+
+    queue.enqueue(Welcome())
+    with pytest.raises(DuplicateKindError, match=r"mail\.welcome.*Welcome.*Double"):
+        queue.enqueue(Double())
+    assert len(queue.jobs()) == 1
+
+
+@pytest.mark.conformance(18)
+def test_one_file_imported_under_two_names_is_told(queue: venturi.Queue) -> None:
+    """The classes look alike, so that the error says what may have happened."""
+    source = "import venturi\n@venturi.task('twice')\nclass Twice: pass\n"
+    modules: list[dict[str, t.Any]] = [{"__name__": "tasks"}, {"__name__": "app.tasks"}]
+    for module in modules:
+        exec(source, module)
+    queue.enqueue(modules[0]["Twice"]())
+    with pytest.raises(DuplicateKindError, match=r"tasks\.Twice and app\.tasks\.Twice.*imported under two names"):
+        queue.enqueue(modules[1]["Twice"]())
+
+
+@pytest.mark.conformance(19)
+def test_an_unknown_kind_is_named(nowhere: venturi.Queue) -> None:
+    """By attribute and text."""
+    nowhere.handler(plain_context)
+    binding(nowhere)
+    with pytest.raises(venturi.UnknownKindError, match=r"no\.such") as caught:
+        nowhere.registry.find("no.such")
+    assert caught.value.kind == "no.such"
+
+
+@pytest.mark.conformance(20)
+def test_a_worker_claims_only_the_kinds_of_its_own_queues_handlers(queue: venturi.Queue, dsn: str) -> None:
+    """A kind that only another queue's handlers know stays pending."""
+    other = venturi.Queue("billing", dsn=dsn)
+    other.handler(task=Feed)(lambda task: None)
+    queue.handler(task=Welcome)(lambda task: None)
+    with pytest.raises(venturi.UnknownKindError):
+        binding(queue).queue.registry.find("feed")
+    foreign, own = queue.enqueue(Feed()), queue.enqueue(Welcome())
+    with working(queue):
+        ended(queue, own.id)
+    job = queue.job(foreign.id)
+    assert job is not None
+    assert (job.status, job.run_count) == ("pending", 0)
+
+
+@pytest.mark.conformance(25)
+def test_payloads_of_other_versions_of_the_code_run(queue: venturi.Queue, dsn: str) -> None:
+    """A newer producer's extra field is ignored, an older one's missing field has its default or fails the run."""
+
+    @venturi.task("versioned")
+    class Newer:
+        must: int
+        may: str = "default"
+
+    def stored(payload: str) -> venturi.Receipt:
+        receipt = queue.enqueue(Newer(1))
+        with psycopg.connect(dsn) as connection:
+            table = sql.Identifier(queue.schema, "jobs")
+            change = sql.SQL("UPDATE {} SET payload = %s WHERE id = %s").format(table)
+            connection.execute(change, (payload, receipt.id))
+        return receipt
+
+    seen: list[Newer] = []
+    queue.handler(task=Newer)(lambda task: seen.append(task))
+    fine = [stored('{"must": 2, "may": "x", "new": [1]}'), stored('{"must": 3}')]
+    bad = stored('{"may": "x"}')
+    with working(queue, concurrency=1, backstop=1):
+        for receipt in fine:
+            ended(queue, receipt.id)
+        ended(queue, bad.id, "dead")
+    assert seen == [Newer(2, "x"), Newer(3)]
+    assert "must" in (queue.journal(bad.id)[0].note or "")

@@ -1,0 +1,449 @@
+"""A queue under random load, and a model of it that must agree after every step.
+
+Everything runs on one thread and one session, against a clock that the test sets, so that a failure repeats itself.
+The short form is part of every test run; the long form takes some minutes and other steps each time:
+
+    VENTURI_MODEL=long python -m pytest tests/test_model.py
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import typing as t
+import uuid
+from collections import Counter
+
+import psycopg
+import pytest
+from fixtures.claims import session
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from model.actors import KINDS, Done, Member, Queue, Recoverer, task
+from model.claims import check_claim
+from model.oracle import BACKSTOP, START, End, Job, Oracle, Request, backoff
+
+import venturi
+from venturi.errors import PermanentError, RetryLater
+from venturi.store.claiming import Ending, Unsettled
+from venturi.store.connections import Session
+from venturi.worker.flight import Run
+
+__all__ = ["session"]
+
+LONG = os.environ.get("VENTURI_MODEL") == "long"
+
+numbers = st.integers(0, 10_000)
+seconds = st.sampled_from([0, 1, 3, 20, 90])
+priorities = st.sampled_from(venturi.Priority)
+requests = st.builds(
+    Request,
+    kind=st.sampled_from(KINDS),
+    number=st.integers(1, 9),
+    key=st.sampled_from([None, None, "a", "b"]),
+    decision=st.sampled_from(["replace", "keep", "combine", "independent"]),
+    wait=st.sampled_from([None, None, 0, 30]),
+)
+
+
+def _delta(value: float) -> dt.timedelta:
+    return dt.timedelta(seconds=value)
+
+
+class Model(RuleBasedStateMachine):
+    """Producers, workers, operators and the clock, one step at a time.
+
+    Attributes:
+        late: Runs of workers that forgot them, that crashed or were told to give them back; their ends come late.
+        told: Recoveries that were decided, and not done at once.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__()
+        self.queue = queue
+        self.session = queue.session
+        self.oracle = Oracle()
+        self.members: list[Member] = []
+        self.late: list[tuple[Member, Done]] = []
+        self.decided: list[tuple[Ending, End]] = []
+        queue.empty()
+        queue.set_clock(self.oracle.now)
+        self.recoverer = Recoverer(queue)
+
+    # --- Producers
+
+    @rule(request=requests, priority=priorities, delay=seconds)
+    def enqueue(self, request: Request, priority: venturi.Priority, delay: int) -> None:
+        receipt = self.queue.enqueue(task(request), conn=self.session, priority=priority, delay=_delta(delay))
+        due = self.oracle.now + _delta(delay)
+        self.oracle.enqueue([request], [(receipt.id, receipt.action)], int(priority), due)
+
+    @rule(request=requests, priority=priorities, ahead=st.sampled_from([-60, 0, 7]))
+    def enqueue_at(self, request: Request, priority: venturi.Priority, ahead: int) -> None:
+        due = self.oracle.now + _delta(ahead)
+        receipt = self.queue.enqueue(task(request), conn=self.session, priority=priority, at=due)
+        self.oracle.enqueue([request], [(receipt.id, receipt.action)], int(priority), due)
+
+    @rule(batch=st.lists(requests, min_size=1, max_size=8), priority=priorities, delay=st.sampled_from([0, 0, 0, 3]))
+    def enqueue_many(self, batch: list[Request], priority: venturi.Priority, delay: int) -> None:
+        receipts = self.queue.enqueue_many(map(task, batch), conn=self.session, priority=priority, delay=_delta(delay))
+        due = self.oracle.now + _delta(delay)
+        self.oracle.enqueue(batch, [(r.id, r.action) for r in receipts], int(priority), due)
+
+    @rule(kind=st.sampled_from(KINDS))
+    def fill_all_tiers(self, kind: str) -> None:
+        for priority in venturi.Priority:
+            self.enqueue_many([Request(kind, n, None, "keep") for n in range(16)], priority, 0)
+
+    # --- The clock
+
+    @rule(amount=st.sampled_from([0.000001, 0.01, 0.5, 1, 3, 6, 11, 60, 3600]))
+    def tick(self, amount: float) -> None:
+        self.oracle.now += _delta(amount)
+        self.queue.set_clock(self.oracle.now)
+
+    # --- Workers
+
+    @precondition(lambda self: len(self.members) < 3)
+    @rule(kinds=st.sampled_from([KINDS, KINDS, ("plain",)]), slots=st.sampled_from([1, 3, 8, 16]), start=numbers)
+    def spawn(self, kinds: tuple[str, ...], slots: int, start: int) -> None:
+        self.members.append(Member(self.queue, kinds, slots, start % 16))
+
+    @precondition(lambda self: self.members)
+    @rule(which=numbers)
+    def turn(self, which: int) -> None:
+        """Settle what is done, and claim into what is free."""
+        member = self._member(which)
+        done, member.done = member.done, []
+        ask = member.lanes.ask(member.seconds(self.oracle.now), [each.ending.kind for each in done])
+        if not done and ask is None:
+            return
+        turn = member.claiming.turn(self.session, [each.ending for each in done], ask)
+        self._settled([(each.ending, each.end) for each in done], turn.unsettled)
+        for each in done:
+            member.lanes.ended(each.ending.kind)
+            self.late.append((member, each))
+        check_claim(self.oracle, member, ask, turn)
+
+    @precondition(lambda self: any(member.flight for member in self.members))
+    @rule(
+        which=numbers,
+        how=st.sampled_from(
+            ["complete", "complete", "pause", "fail", "fail", "later", "permanent", "exit", "wrong", "cancel", "stop"]
+        ),
+        wait=seconds,
+        count=st.sampled_from([1, 1, 4, 16]),
+    )
+    def run(self, which: int, how: str, wait: int, count: int) -> None:
+        """Run claims to their end."""
+        member = self._one([member for member in self.members if member.flight], which)
+        for _ in range(min(count, len(member.flight))):
+            member.done.append(self._run(member, self._one(member.flight, which), how, wait))
+
+    def _run(self, member: Member, run: Run, how: str, wait: int) -> Done:
+        claim = run.claim
+        ran: list[int] = []
+
+        def act(ctx: venturi.Context[t.Any, t.Any]) -> object:
+            assert (ctx.id, ctx.run_count, ctx.failure_count) == (claim.id, claim.run_count, claim.failure_count)
+            ran.append(ctx.carry)
+            ctx.carry += 1
+            match how:
+                case "pause":
+                    return venturi.Pause(_delta(wait))
+                case "fail":
+                    raise ValueError("no")
+                case "later":
+                    raise RetryLater(_delta(wait))
+                case "permanent":
+                    raise PermanentError("never")
+                case "exit":
+                    raise SystemExit
+                case "wrong":
+                    return 42
+                case "cancel":
+                    if self.cancel_job(claim.id):
+                        self._tell(member, [run])
+                    raise ValueError("stopped")
+                case _:
+                    return None
+
+        if how == "stop":
+            run.signal.tell("shutdown")
+        stopped = run.signal.reason
+        ending = member.run(run, act)
+        end = _expected(run, how, wait, ran[0] if ran else 0, stopped)
+        assert (ending.outcome, ending.id, ending.run_count) == (end.outcome, claim.id, claim.run_count)
+        assert len(ran) == (stopped is None)
+        return Done(ending, end)
+
+    @precondition(lambda self: self.members)
+    @rule(which=numbers)
+    def renew(self, which: int) -> None:
+        member = self._member(which)
+        self._renew(member, [(run.claim.id, run.claim.run_count) for run in member.flight])
+
+    @precondition(lambda self: self.late)
+    @rule(which=numbers)
+    def renew_late(self, which: int) -> None:
+        """A worker that has lost its claims renews one of them."""
+        member, done = self._one(self.late, which)
+        self._renew(member, [(done.ending.id, done.ending.run_count)])
+
+    def _renew(self, member: Member, claims: list[tuple[uuid.UUID, int]]) -> None:
+        expected = {(id_, (stood := self.oracle.renew(id_, run, member.id)), stood) for id_, run in claims}
+        assert set(member.claiming.renew(self.session, claims)) == expected
+
+    @precondition(lambda self: self.members)
+    @rule(which=numbers, how=st.sampled_from(["complete", "fail", "pause"]))
+    def crash(self, which: int, how: str) -> None:
+        """A worker is cut off; its handlers go on, and their results come late if ever."""
+        member = self._member(which)
+        self.members.remove(member)
+        for run in list(member.flight):
+            member.done.append(self._run(member, run, how, 0))
+        self.late += [(member, done) for done in member.done]
+
+    @precondition(lambda self: self.members)
+    @rule(which=numbers)
+    def stop(self, which: int) -> None:
+        """A worker stops, and gives the claims of its stragglers back in one statement; they end all the same."""
+        member = self._member(which)
+        self.members.remove(member)
+        endings = [
+            Ending(run.claim.id, run.claim.kind, run.claim.run_count, member.id, "released") for run in member.flight
+        ]
+        self._settle([(ending, End("released")) for ending in endings])
+        for run in list(member.flight):
+            member.done.append(self._run(member, run, "complete", 0))
+        self.late += [(member, done) for done in member.done]
+
+    @precondition(lambda self: self.late)
+    @rule(which=numbers, count=st.sampled_from([1, 3]))
+    def settle_late(self, which: int, count: int) -> None:
+        """Results that come after their worker was given up, or that are recorded already."""
+        late = [self._one(self.late, which + n) for n in range(min(count, len(self.late)))]
+        self._settle([(done.ending, done.end) for _, done in late])
+
+    @precondition(lambda self: any(member.done for member in self.members))
+    @rule(which=numbers)
+    def settle_locked(self, which: int) -> None:
+        """A row that another session holds at this moment is neither waited for nor lost."""
+        done = self._one([done for member in self.members for done in member.done], which)
+        key = (done.ending.id, done.ending.run_count)
+        stands = self.oracle.stands(*key, done.ending.owner)
+        with psycopg.connect(self.session.info.dsn, password=self.session.info.password) as other:
+            other.execute(f"SELECT FROM {self.queue.schema}.live WHERE id = %s FOR UPDATE", [key[0]])  # type: ignore[arg-type]
+            if stands:
+                answers = self.recoverer.claiming.settle(self.session, [done.ending])
+                assert answers == [Unsettled(*key, ours=True, done=False)]
+            assert self.recoverer.claiming.renew(self.session, [key]) == [(key[0], False, False)]
+
+    # --- Recovery
+
+    @rule()
+    def recover(self) -> None:
+        lost = self.oracle.lost()
+        self.recoverer.recover()
+        for job in lost:
+            assert job.owner is not None
+            self.oracle.settle(job.id, job.run_count, job.owner, self.oracle.recovery(job), expired=True)
+
+    @rule()
+    def decide_recovery(self) -> None:
+        """Find what is lost, and leave it for later."""
+        decided = self.recoverer.decide()
+        lost = sorted(self.oracle.lost(), key=lambda job: job.lease_until or START)
+        assert {claim.id for claim, _ in decided} == {job.id for job in lost}
+        assert [self.oracle.jobs[claim.id].lease_until for claim, _ in decided] == [job.lease_until for job in lost]
+        for claim, ending in decided:
+            end = self.oracle.recovery(self.oracle.jobs[claim.id])
+            assert (ending.outcome, dt.timedelta(microseconds=ending.delay)) == (end.outcome, end.delay)
+            self.decided.append((ending, end))
+
+    @precondition(lambda self: self.decided)
+    @rule()
+    def do_decided(self) -> None:
+        """Do what was decided, whatever has become of those claims, and as often as another worker did."""
+        assert len({(ending.id, ending.run_count) for ending, _ in self.decided}) <= len(self.decided)
+        for each in self.decided:
+            self._settle([each], expired=True)
+
+    # --- Operators
+
+    @precondition(lambda self: self.oracle.jobs)
+    @rule(which=numbers)
+    def cancel(self, which: int) -> None:
+        self.cancel_job(self._job(which).id)
+
+    def cancel_job(self, id_: uuid.UUID) -> bool:
+        if id_ not in self.oracle.jobs:
+            assert not self.queue.cancel(id_, conn=self.session)
+            return False
+        cancelled = self.oracle.cancel(id_)
+        assert self.queue.cancel(id_, conn=self.session) == cancelled
+        return cancelled
+
+    @precondition(lambda self: self.members)
+    @rule(which=numbers)
+    def tell(self, which: int) -> None:
+        """A maintainer looks at the requests to cancel."""
+        member = self._member(which)
+        self._tell(member, member.flight)
+
+    def _tell(self, member: Member, runs: list[Run]) -> None:
+        held = {run.claim.id: run for run in runs}
+        answers = member.claiming.cancels(self.session, list(held))
+        self.oracle.sweep()
+        asked = {(id_, run) for id_ in held if id_ in self.oracle.jobs for run in self.oracle.jobs[id_].asked}
+        assert set(answers) == asked
+        for id_, number in answers:
+            if held[id_].claim.run_count >= number:
+                held[id_].signal.tell("operator")
+
+    @precondition(lambda self: self.oracle.jobs)
+    @rule(which=numbers, delay=seconds)
+    def requeue(self, which: int, delay: int) -> None:
+        dead = [job for job in self.oracle.jobs.values() if job.status == "dead"]
+        job = self._one(dead, which) if dead and which % 4 else self._job(which)
+        expected = self.oracle.requeue(job.id, _delta(delay))
+        assert self.queue.requeue(job.id, delay=_delta(delay), conn=self.session) == expected
+
+    @rule(kind=st.sampled_from([None, *KINDS]), limit=st.sampled_from([1, 1000]))
+    def requeue_many(self, kind: str | None, limit: int) -> None:
+        dead = [job for job in self.oracle.jobs.values() if job.status == "dead" and kind in (None, job.kind)]
+        oldest = min((job.finished_at for job in dead if job.finished_at), default=START)
+        number = self.queue.requeue_many(kind=kind, limit=limit, conn=self.session)
+        assert number == min(limit, len(dead))
+        views = self.queue.views() if dead else {}
+        for job in dead:
+            if views[job.id].status != "dead":
+                assert limit > 1 or job.finished_at == oldest
+                self.oracle.requeue(job.id, _delta(0))
+
+    @precondition(lambda self: any(job.finished_at for job in self.oracle.jobs.values()))
+    @rule(
+        which=numbers,
+        kind=st.sampled_from([None, *KINDS]),
+        status=st.sampled_from([None, None, "completed", "dead", "cancelled"]),
+        later=st.booleans(),
+    )
+    def cleanup(self, which: int, kind: str | None, status: t.Any, later: bool) -> None:
+        instants = [job.finished_at for job in self.oracle.jobs.values() if job.finished_at]
+        before = self._one(instants, which) + later * _delta(0.000001)
+        with self.queue.store.lent(self.session):
+            number = self.queue.cleanup(finished_before=before, kind=kind, status=status)
+        assert number == self.oracle.cleanup(before, kind, status)
+
+    @precondition(lambda self: self.members)
+    @rule(which=numbers)
+    def heartbeat(self, which: int) -> None:
+        member = self._member(which)
+        member.claiming.heartbeat(self.session)
+        self.oracle.heartbeat(member.id, member.kinds)
+
+    # --- What must hold at any time
+
+    @invariant()
+    def the_queue_is_as_the_model(self) -> None:
+        assert self.queue.views() == {job.id: job.view for job in self.oracle.jobs.values()}
+        assert self.queue.entries() == {job.id: job.entries for job in self.oracle.jobs.values() if job.entries}
+        assert len(self.oracle.jobs) == self.oracle.enqueued - self.oracle.deleted
+
+    @invariant()
+    def the_statistics_are_as_the_model(self) -> None:
+        assert self.queue.stats(conn=self.session) == self.oracle.stats()
+
+    @invariant()
+    def each_run_has_one_entry(self) -> None:
+        for job in self.oracle.jobs.values():
+            runs = [entry.run_no for entry in job.entries if entry.ends_run]
+            assert runs == list(range(1, job.run_count + (job.status != "claimed")))
+
+    @invariant()
+    def siblings_have_an_excuse(self) -> None:
+        pending = [job for job in self.oracle.jobs.values() if job.status == "pending" and job.key is not None]
+        assert all(n == 1 for n in Counter((j.kind, j.key) for j in pending if not j.excused).values())
+
+    @invariant()
+    def no_worker_holds_more_than_it_may(self) -> None:
+        owners = Counter((job.owner, job.kind) for job in self.oracle.jobs.values() if job.owner)
+        for member in self.members:
+            assert owners[member.id, "capped"] <= 2
+            assert sum(owners[member.id, kind] for kind in KINDS) <= member.slots
+
+    def teardown(self) -> None:
+        """Let one worker that only completes finish everything: nothing may be left, or have got lost."""
+        self.members = []
+        self.spawn(KINDS, 16, 0)
+        for _ in range(200):
+            self.recover()
+            self.turn(0)
+            if not self.members[0].flight:
+                if all(job.status not in ("pending", "claimed") for job in self.oracle.jobs.values()):
+                    break
+                self.tick(3600)
+            for run in list(self.members[0].flight):
+                self.members[0].done.append(self._run(self.members[0], run, "complete", 0))
+        self.the_queue_is_as_the_model()
+        assert {view.status for view in self.queue.views().values()} <= {"completed", "dead", "cancelled"}
+
+    # --- Helpers
+
+    def _settle(self, ends: list[tuple[Ending, End]], *, expired: bool = False) -> None:
+        if ends:
+            answers = self.recoverer.claiming.settle(self.session, [ending for ending, _ in ends], expired=expired)
+            self._settled(ends, answers, expired=expired)
+
+    def _settled(self, ends: list[tuple[Ending, End]], answers: t.Any, *, expired: bool = False) -> None:
+        expected: list[Unsettled] = []
+        for ending, end in ends:
+            answer = self.oracle.settle(ending.id, ending.run_count, ending.owner, end, expired=expired)
+            if answer is not None:
+                expected.append(Unsettled(ending.id, ending.run_count, *answer))
+        assert Counter(answers) == Counter(expected)
+
+    def _one(self, options: list[t.Any], which: int) -> t.Any:
+        return options[which % len(options)]
+
+    def _member(self, which: int) -> Member:
+        return t.cast(Member, self._one(self.members, which))
+
+    def _job(self, which: int) -> Job:
+        return t.cast(Job, self._one(list(self.oracle.jobs.values()), which))
+
+
+def _expected(run: Run, how: str, wait: int, carry: int, stopped: str | None) -> End:
+    """How the run is to be recorded."""
+    if stopped is not None:
+        return End("cancelled" if stopped == "operator" else "released")
+    if how in ("complete", "stop"):
+        return End("completed")
+    if how == "permanent" or (how == "cancel" and run.signal.by_operator):
+        return End("dead" if how == "permanent" and not run.signal.by_operator else "cancelled")
+    if how == "pause":
+        return End("paused", _delta(wait), carry + 1)
+    failure = run.claim.failure_count + 1
+    if failure >= BACKSTOP:
+        return End("dead")
+    kept = None if how in ("exit", "wrong") else carry + 1
+    return End("retried", _delta(wait) if how == "later" else backoff(failure), kept)
+
+
+@pytest.mark.conformance(67, 71, 76, 86, 93, 94, 114, 115, 117, 118, 119, 120, 155, 159, 163, 165, 186, 204, 206, 207)
+def test_a_queue_under_random_load_is_always_what_its_rules_say(schema: str, dsn: str, session: Session) -> None:
+    """Whatever producers, workers, operators and the clock do, no job is lost, run twice or miscounted."""
+    queue = Queue(schema, dsn, session)
+    run_state_machine_as_test(
+        lambda: Model(queue),
+        settings=settings(
+            max_examples=1500 if LONG else 25,
+            stateful_step_count=60 if LONG else 40,
+            derandomize=not LONG,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate, Phase.shrink] if LONG else [Phase.generate],
+        ),
+    )
