@@ -7,6 +7,7 @@ import collections.abc as cabc
 import contextlib
 import datetime as dt
 import threading
+import time
 import typing as t
 import uuid
 
@@ -267,6 +268,25 @@ def test_a_claim_whose_lease_is_over_is_not_started(queue: venturi.Queue, sessio
     ending = runner(Run(taken, handlers.find("claim.one"), RunSignal(lease_end=0.0)))
     assert ending is not None
     assert (ending.outcome, ran) == ("released", [])
+
+
+@pytest.mark.conformance(174)
+def test_a_locked_job_runs_soon_after_its_lock_is_gone_whatever_was_claimed_meanwhile(
+    queue: venturi.Queue, session: Session, connect: Connect
+) -> None:
+    """No low-water mark hides an older job that was locked while a younger one was claimed."""
+    ran = recorder(queue, One)
+    first, second = (receipt.id for receipt in queue.enqueue_many([One(1), One(2)]))
+    schema = sql.Identifier(queue.schema)
+    session.execute(sql.SQL("UPDATE {}.live SET visible_at = visible_at - interval '1 h'").format(schema))
+    holder = connect()
+    holder.execute(sql.SQL("SELECT FROM {}.live WHERE id = %s FOR UPDATE").format(schema), (first,))
+    with working(queue, poll=60):
+        ended(queue, second)
+        time.sleep(0.2)  # the worker has seen all of it with and without marks, and the next sweep is far
+        holder.rollback()
+        ended(queue, first, timeout=0.4)
+    assert ran == [2, 1]
 
 
 def nothing(task: object) -> None:

@@ -82,7 +82,8 @@ def run(schema: str, dsn: str, capsys: pytest.CaptureFixture[str]) -> cabc.Calla
 
     def run(command: str, *arguments: str) -> Ran:
         code = main([command, *arguments, "--dsn", dsn, "--schema", schema])
-        return Ran(code, *capsys.readouterr())
+        written = capsys.readouterr()
+        return Ran(code, written.out, written.err)
 
     return run
 
@@ -189,7 +190,7 @@ def test_requeue_cancel_and_cleanup_do_what_the_methods_do(
 
     def status() -> str | None:
         job = queue.job(dead.id)
-        return job and job.status
+        return None if job is None else job.status
 
     assert run("requeue", str(dead.id)) == (0, "requeued: 1\n", "")
     assert status() == "pending"
@@ -258,6 +259,7 @@ def test_commands_on_a_missing_queue_name_the_cure(command: str, dsn: str, capfd
         ("cleanup", "--before", "2026-01-31"),
         ("jobs", "--status", "sleeping"),
         ("migrate", "--sql", "--status"),
+        ("demo", "--concurrency", "0"),
         ("work",),
         ("work", "venturi", "--poll", "never"),
         ("work", "venturi", "--schema", "x"),

@@ -116,7 +116,7 @@ class Backwards(TextLoader):
         return bytes(data).decode()[::-1]
 
 
-SESSIONS = {
+SESSIONS: dict[str, t.LiteralString] = {
     "dates as in Germany": "SET datestyle = 'German'",
     "dates as in SQL": "SET datestyle = 'SQL, MDY'",
     "intervals by ISO": "SET intervalstyle = 'iso_8601'",
@@ -134,7 +134,9 @@ SESSIONS = {
 
 @pytest.mark.conformance(51, 60)
 @pytest.mark.parametrize("setting", SESSIONS.values(), ids=SESSIONS)
-def test_settings_of_the_callers_session_do_not_matter(queue: venturi.Queue, connect: Connect, setting: str) -> None:
+def test_settings_of_the_callers_session_do_not_matter(
+    queue: venturi.Queue, connect: Connect, setting: t.LiteralString
+) -> None:
     """Dates, zones, encodings and levels of the session are the caller's own affair."""
     caller = connect()
     caller.execute(setting)
@@ -218,14 +220,14 @@ def test_what_is_no_connection_is_refused(queue: venturi.Queue, conn: t.Any) -> 
 
 @pytest.mark.conformance(55)
 @pytest.mark.parametrize("path", ["''", "decoy", "pg_temp, decoy"])
-def test_the_search_path_does_not_matter(queue: venturi.Queue, connect: Connect, path: str) -> None:
+def test_the_search_path_does_not_matter(queue: venturi.Queue, connect: Connect, path: t.LiteralString) -> None:
     """Tables of the same names that come first on the search_path are not touched, by no verb."""
     connection = connect(autocommit=True)
     connection.execute("DROP SCHEMA IF EXISTS decoy CASCADE; CREATE SCHEMA decoy")
     for table in ("jobs", "live", "journal", "dead", "cancels", "workers"):
         connection.execute(sql.SQL("CREATE TABLE {} (id int)").format(sql.Identifier("decoy", table)))
     caller = connect()
-    caller.execute(t.cast(t.LiteralString, f"SET search_path = {path}"))
+    caller.execute("SET search_path = " + path)
     _every_verb(queue, caller)
     caller.commit()
     for table in ("jobs", "live", "journal"):
@@ -310,4 +312,4 @@ def _dead(queue: venturi.Queue, connect: Connect) -> uuid.UUID:
 
 def _statuses(queue: venturi.Queue, conn: psycopg.Connection[t.Any] | None, *ids: uuid.UUID) -> list[str | None]:
     jobs = [queue.job(id_, conn=conn) for id_ in ids]
-    return [job and job.status for job in jobs]
+    return [None if job is None else job.status for job in jobs]

@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import collections.abc as cabc
 import datetime as dt
 import math
 import typing as t
 import uuid
 
-import psycopg
 import pytest
 from fixtures.claims import claiming, session
-from fixtures.rows import Rows
+from fixtures.rows import Rows, home, locked, rows
 from psycopg import sql
 
-from venturi.store import migrate
 from venturi.store.claiming import Ask, Claiming, Ending, Turn, Unsettled, WorkerRow
 from venturi.store.connections import Session, run
 from venturi.store.connections import connect as open_session
 from venturi.store.sql import LEFT, PRUNE_WORKERS, Sql
 from venturi.values import JournalOutcome
 
-__all__ = ["session"]
+__all__ = ["home", "rows", "session"]
 
 ME, OTHER = uuid.uuid4(), uuid.uuid4()
 LEASE = dt.timedelta(seconds=60)
-
-
-@pytest.fixture(scope="module")
-def home(dsn: str) -> cabc.Iterator[str]:
-    """One schema for all of these tests, which are many and small."""
-    name = f"queue_{uuid.uuid4().hex[:12]}"
-    migrate.migrate(dsn, name)
-    yield name
-    with psycopg.connect(dsn, autocommit=True, options="-c client_min_messages=warning") as connection:
-        connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
-
-
-@pytest.fixture
-def rows(home: str, connect: t.Any) -> Rows:
-    """The rows of an empty queue."""
-    rows = Rows(connect(autocommit=True), home)
-    for table in ("jobs", "live", "journal", "dead", "cancels", "workers"):
-        rows.run(t.cast("t.LiteralString", "TRUNCATE {schema}." + table))
-    rows.run("DROP FUNCTION IF EXISTS {schema}.gate()")
-    return rows
 
 
 @pytest.fixture
@@ -150,8 +127,8 @@ def test_claim_fills_no_more_than_the_room_and_the_count(rows: Rows, me: Claimin
 
 def test_claim_does_not_wait_for_a_row(rows: Rows, me: Claiming, session: Session, connect: t.Any) -> None:
     """A row that somebody locks is passed over at once."""
-    locked, free = rows.put(), rows.put()
-    lock(connect(), rows, locked)
+    held, free = rows.put(), rows.put()
+    locked(connect(), rows, held)
     assert taken(take(me, session, ("a", 1))) == {free}
 
 
@@ -239,9 +216,9 @@ def test_settle_minds_no_lease_of_its_own(rows: Rows, me: Claiming, session: Ses
 @pytest.mark.conformance(119)
 def test_settle_does_not_wait_for_a_row(rows: Rows, me: Claiming, session: Session, connect: t.Any) -> None:
     """A row that somebody locks is still ours, and is settled later; the others are settled now."""
-    locked, free = rows.put(owner=ME, run=1), rows.put(owner=ME, run=1)
-    lock(connect(), rows, locked)
-    assert me.settle(session, [end(locked), end(free)]) == [Unsettled(locked, 1, ours=True, done=False)]
+    held, free = rows.put(owner=ME, run=1), rows.put(owner=ME, run=1)
+    locked(connect(), rows, held)
+    assert me.settle(session, [end(held), end(free)]) == [Unsettled(held, 1, ours=True, done=False)]
     assert rows.entries() == [(free, 0, 1)]
 
 
@@ -316,7 +293,7 @@ def test_two_recoveries_at_once_leave_one_entry(rows: Rows, me: Claiming, sessio
         )
     finally:
         other.close()
-    assert [answer.ours for answer in unsettled] == [False] or [answer.done for answer in unsettled] == [True]
+    assert len(unsettled) == 1
     assert rows.live() == {job: (None, 1, 1)}
     assert rows.entries() == [(job, 4, 1)]
 
@@ -348,7 +325,7 @@ def test_renewal_renews_the_jobs_that_it_names(rows: Rows, me: Claiming, session
 def test_renewal_does_not_wait_for_a_row(rows: Rows, me: Claiming, session: Session, connect: t.Any) -> None:
     """A row that somebody locks is still ours, and renewed next time."""
     job = rows.put(owner=ME, run=1)
-    lock(connect(), rows, job)
+    locked(connect(), rows, job)
     assert me.renew(session, [(job, 1)]) == [(job, False, True)]
 
 
@@ -403,9 +380,3 @@ def test_only_workers_silent_for_ten_leases_are_removed(
     me.heartbeat(session)
     run(session, Sql(rows.schema)(LEFT), (ME,))
     assert len(rows.run("SELECT id FROM {schema}.workers")) == 1
-
-
-def lock(connection: psycopg.Connection[t.Any], rows: Rows, id: uuid.UUID) -> None:
-    """Lock a job's live row until the connection is closed."""
-    statement = sql.SQL("SELECT FROM {}.live WHERE id = %s FOR UPDATE")
-    connection.execute(statement.format(sql.Identifier(rows.schema)), [id])

@@ -166,7 +166,7 @@ def test_payloads_of_other_versions_of_the_code_run(queue: venturi.Queue, dsn: s
         return receipt
 
     seen: list[Newer] = []
-    queue.handler(task=Newer)(lambda task: seen.append(task))
+    queue.handler(task=Newer)(seen.append)
     fine = [stored('{"must": 2, "may": "x", "new": [1]}'), stored('{"must": 3}')]
     bad = stored('{"may": "x"}')
     with working(queue, concurrency=1, backstop=1):

@@ -35,8 +35,8 @@ def nothing(task: object) -> None:
 
 
 def claim(kind: str, priority: Priority = Priority.NORMAL, eligible: float = 0.0) -> Claim:
-    """A claim of the kind."""
-    return Claim(uuid.uuid4(), kind, priority, 1, 0, None, eligible, 0.0, "{}", None)
+    """A claim of the kind, at the instant 100."""
+    return Claim(uuid.uuid4(), kind, priority, 1, 0, None, eligible, 100.0 - eligible, "{}", None)
 
 
 def lanes(slots: int, cap: int | None = None) -> Lanes:
@@ -50,21 +50,32 @@ def swept(marks: Marks, now: float) -> None:
     marks.take([LANE], now)
 
 
-def test_a_mark_stays_behind_the_oldest_job_of_the_last_batch() -> None:
-    """The next claim starts a second before what was claimed, since transactions commit late."""
+def test_a_mark_is_the_oldest_job_of_the_last_batch() -> None:
+    """The next claim starts where the last one did, in a backlog that is older than the lag; other lanes have marks of
+    their own.
+    """
     marks = Marks(lag=1.0, sweep=1.0)
     swept(marks, 10.0)
-    marks.claimed(LANE, 500.0)
-    assert marks.take([LANE, OTHER], 10.5) == [499.0, -math.inf]
+    marks.claimed(LANE, 500.0, now=501.0)
+    assert marks.take([LANE, OTHER], 10.5) == [500.0, -math.inf]
+
+
+@pytest.mark.conformance(57)
+def test_a_mark_stays_behind_the_clock() -> None:
+    """What became due in the last second is never passed over, since transactions commit late."""
+    marks = Marks(lag=1.0, sweep=1.0)
+    swept(marks, 10.0)
+    marks.claimed(LANE, 500.0, now=500.2)
+    assert marks.take([LANE], 10.5) == [499.2]
 
 
 def test_a_mark_never_falls() -> None:
     """A late job that a sweep found does not pull the mark back over the dead rows."""
     marks = Marks()
     swept(marks, 10.0)
-    marks.claimed(LANE, 500.0)
-    marks.claimed(LANE, 100.0)
-    assert marks.take([LANE], 10.5) == [499.0]
+    marks.claimed(LANE, 500.0, now=600.0)
+    marks.claimed(LANE, 100.0, now=600.1)
+    assert marks.take([LANE], 10.5) == [500.0]
 
 
 @pytest.mark.conformance(57)
@@ -72,13 +83,13 @@ def test_marks_are_ignored_once_a_second_and_when_asked() -> None:
     """No mark hides for longer than a second what commits late, and a wake-up looks at everything."""
     marks = Marks(sweep=1.0)
     swept(marks, 10.0)
-    marks.claimed(LANE, 500.0)
-    assert marks.take([LANE], 10.99) == [499.0]
+    marks.claimed(LANE, 500.0, now=600.0)
+    assert marks.take([LANE], 10.99) == [500.0]
     assert marks.take([LANE], 11.0) == [-math.inf]
-    assert marks.take([LANE], 11.1) == [499.0]
+    assert marks.take([LANE], 11.1) == [500.0]
     marks.ignore()
     assert marks.take([LANE], 11.2) == [-math.inf]
-    assert marks.take([LANE], 11.3) == [499.0]
+    assert marks.take([LANE], 11.3) == [500.0]
 
 
 def test_a_batch_moves_the_mark_of_its_lane_to_its_oldest_job() -> None:
@@ -89,8 +100,8 @@ def test_a_batch_moves_the_mark_of_its_lane_to_its_oldest_job() -> None:
     ask = worker.ask(0.1)
     assert ask is not None
     marks = dict(zip(zip(ask.kinds, ask.tiers, strict=True), ask.marks, strict=True))
-    assert marks["marks.feed", 1] == 49.0
-    assert set(marks.values()) == {49.0, -math.inf}
+    assert marks["marks.feed", 1] == 50.0
+    assert set(marks.values()) == {50.0, -math.inf}
 
 
 @pytest.mark.conformance(95)

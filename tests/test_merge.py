@@ -59,7 +59,7 @@ class Default:
 @pytest.fixture(autouse=True)
 def no_decision() -> None:
     """Every test begins with Replace, and with nothing seen."""
-    decides(lambda task, existing: Replace())
+    decides(replaces)
     given.clear()
 
 
@@ -67,6 +67,16 @@ def decides(by: Decide) -> None:
     """What `Counter.merge` returns from now on."""
     global decide
     decide = by
+
+
+def replaces(task: Counter, existing: Pending[Counter, Seen]) -> Replace:
+    """Replace, whatever it is."""
+    return Replace()
+
+
+def keeps(task: Counter, existing: Pending[Counter, Seen]) -> Keep:
+    """Keep, whatever it is."""
+    return Keep()
 
 
 def adds(task: Counter, existing: Pending[Counter, Seen]) -> Combine[Counter]:
@@ -120,7 +130,8 @@ def test_combine_may_set_the_priority_and_keeps_the_key(queue: venturi.Queue) ->
 @pytest.mark.parametrize("decision", ["Replace", "Combine", "Keep"])
 def test_what_of_a_job_that_ran_survives_a_merge(queue: venturi.Queue, connect: Connect, decision: str) -> None:
     """Id, creation, key and runs stay; Replace forgets carry and failures, Combine and Keep do not."""
-    decides({"Replace": lambda *_: Replace(), "Combine": adds, "Keep": lambda *_: Keep()}[decision])
+    by: dict[str, Decide] = {"Replace": replaces, "Combine": adds, "Keep": keeps}
+    decides(by[decision])
     _pausing(queue)
     before = queue.job(queue.enqueue(Counter("a", 10)).id)
     assert before is not None
@@ -172,7 +183,7 @@ def test_a_merged_job_is_due_at_the_earlier_time_or_as_decided(
     decision: str,
 ) -> None:
     """The earlier of the two times counts, unless the decision names a delay from now."""
-    decides(lambda task, _: Replace(delay=delay) if decision == "Replace" else Combine(task, delay=delay))
+    decides(lambda task, existing: Replace(delay=delay) if decision == "Replace" else Combine(task, delay=delay))
     queue.enqueue(Counter("a"), delay=first)
     job = _job(queue, queue.enqueue(Counter("a"), delay=second))
     assert job.visible_at is not None
@@ -184,7 +195,7 @@ def test_a_merged_job_is_due_at_the_earlier_time_or_as_decided(
 @pytest.mark.conformance(71)
 def test_keep_leaves_every_row_as_it_is(queue: venturi.Queue, connect: Connect) -> None:
     """Neither body nor live row gets a new version, whatever the enqueue asks for."""
-    decides(lambda task, existing: Keep())
+    decides(keeps)
     first = queue.enqueue(Counter("a", 1), delay=HOUR)
     before, versions = queue.job(first.id), _versions(queue, connect)
     kept = queue.enqueue(Counter("a", 2), priority=Priority.HIGH)
@@ -227,14 +238,14 @@ def test_a_merged_entry_tells_the_old_and_the_new(queue: venturi.Queue, connect:
 
 
 RINGS: dict[str, tuple[Decide, dict[str, t.Any], int]] = {
-    "kept": (lambda *_: Keep(), {"priority": Priority.HIGH}, 0),
-    "replaced as before": (lambda *_: Replace(), {"delay": 2 * HOUR}, 0),
-    "replaced by a lower tier": (lambda *_: Replace(), {"delay": HOUR * 2, "priority": Priority.LOW}, 0),
-    "replaced and sooner": (lambda *_: Replace(), {}, 1),
-    "replaced in a higher tier": (lambda *_: Replace(), {"delay": HOUR * 2, "priority": Priority.HIGH}, 1),
-    "combined as before": (lambda task, _: Combine(task), {"delay": 2 * HOUR}, 0),
-    "combined and sooner": (lambda task, _: Combine(task, delay=dt.timedelta(0)), {"delay": 2 * HOUR}, 1),
-    "postponed": (lambda *_: Replace(delay=HOUR * 3), {}, 0),
+    "kept": (keeps, {"priority": Priority.HIGH}, 0),
+    "replaced as before": (replaces, {"delay": 2 * HOUR}, 0),
+    "replaced by a lower tier": (replaces, {"delay": HOUR * 2, "priority": Priority.LOW}, 0),
+    "replaced and sooner": (replaces, {}, 1),
+    "replaced in a higher tier": (replaces, {"delay": HOUR * 2, "priority": Priority.HIGH}, 1),
+    "combined as before": (lambda task, existing: Combine(task), {"delay": 2 * HOUR}, 0),
+    "combined and sooner": (lambda task, existing: Combine(task, delay=dt.timedelta(0)), {"delay": 2 * HOUR}, 1),
+    "postponed": (lambda task, existing: Replace(delay=HOUR * 3), {}, 0),
 }
 
 
@@ -282,7 +293,7 @@ def test_the_oldest_pending_job_is_the_candidate(queue: venturi.Queue) -> None:
     decides(lambda task, existing: Independent())
     first = queue.enqueue(Counter("a", 1), delay=HOUR, priority=Priority.LOW)
     queue.enqueue(Counter("a", 2), priority=Priority.HIGH)
-    decides(lambda task, existing: Replace())
+    decides(replaces)
     assert queue.enqueue(Counter("a", 3)).id == first.id
 
 
@@ -306,13 +317,12 @@ def test_a_job_that_is_not_pending_is_no_candidate(queue: venturi.Queue, end: st
     else:
         with working(queue, concurrency=1):
             assert running.wait(5)
-            if end == "claimed":
-                second = queue.enqueue(Counter("a", 2))
-                assert second.action == "inserted"
+            during = queue.enqueue(Counter("a", 2)) if end == "claimed" else None
             go_on.set()
             ended(queue, first.id, "completed" if end == "claimed" else end)
-            if end == "claimed":
-                ended(queue, second.id)
+            if during is not None:
+                assert during.action == "inserted"
+                ended(queue, during.id)
     assert given == []
     third = queue.enqueue(Counter("a", 3))
     assert third.action == "inserted"
@@ -357,7 +367,12 @@ def test_merge_sees_the_pending_job(queue: venturi.Queue) -> None:
     before = _job(queue, first)
     assert given == []
     asked: list[Counter] = []
-    decides(lambda task, existing: asked.append(task) or Keep())
+
+    def keeps_asked(task: Counter, existing: Pending[Counter, Seen]) -> Keep:
+        asked.append(task)
+        return Keep()
+
+    decides(keeps_asked)
     queue.enqueue(Counter("a", 5))
     assert asked == [Counter("a", 5)]
     (existing,) = given

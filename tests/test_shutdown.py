@@ -100,8 +100,9 @@ def test_a_stop_may_come_from_anywhere_and_any_number_of_times(queue: venturi.Qu
         worker.stop()
         worker.stop(0)
         assert worker.join() is report
-    assert report == venturi.Report(settled=1)
-    assert (job(queue, running).status, job(queue, late).run_count) == ("completed", 0)
+    assert (report.released, report.unsettled) == ((), ())
+    assert (job(queue, running).status, job(queue, late).status) == ("completed", "pending")
+    assert not handlers.began.acquire(blocking=False)
 
 
 @pytest.mark.conformance(182)

@@ -101,10 +101,6 @@ def test_a_run_that_gives_way_to_a_lost_lease_writes_nothing(queue: venturi.Queu
     assert queue.journal(receipt.id) == []
 
 
-class Refusing:
-    """Where the user's own code may raise: everywhere."""
-
-
 @attrs.define
 class Choosy:
     """A carry that can be made once, when the task is declared."""
@@ -136,7 +132,8 @@ class Carrying:
 @pytest.mark.parametrize(("task", "text"), [(Strict(), "not on this thread"), (Carrying(), "no second carry")])
 def test_user_code_before_the_handler_fails_that_run_alone(queue: venturi.Queue, task: t.Any, text: str) -> None:
     """A class or a carry that cannot be made is a failed run at once, with the true cause; others go on."""
-    queue.handler(task=type(task))(lambda task: None)
+    for kind in (Strict, Carrying):
+        queue.handler(task=kind)(lambda task: None)
     queue.handler(task=Untimed)(lambda task: None)
     broken, fine = queue.enqueue(task), queue.enqueue(Untimed())
     with working(queue, concurrency=1, backstop=1):

@@ -17,7 +17,7 @@ import pytest
 from fixtures.statements import Bell, traced
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, working
-from psycopg import sql
+from psycopg import conninfo, sql
 
 import venturi
 
@@ -328,14 +328,14 @@ def test_a_repeatable_read_caller_leaves_a_sibling_of_what_it_cannot_see(
 def test_the_queues_own_connections_read_committed(dsn: str, schema: str, connect: Connect) -> None:
     """Whatever the role or the connection string asks for, the library's own sessions do not fail to serialize."""
     strict = "-c default_transaction_isolation=serializable -c default_transaction_read_only=on"
-    queue = venturi.Queue(schema, dsn=psycopg.conninfo.make_conninfo(dsn, options=strict))
+    queue = venturi.Queue(schema, dsn=conninfo.make_conninfo(dsn, options=strict))
 
     @queue.handler
     def keyed(task: Keyed) -> None:
         pass
 
     with ThreadPoolExecutor(8) as pool:
-        receipts = list(pool.map(lambda _: queue.enqueue(Keyed("a", 1)), range(40)))
+        receipts = list(pool.map(queue.enqueue, [Keyed("a", 1)] * 40))
     assert [receipt.action for receipt in receipts].count("inserted") == 1
     with working(queue):
         assert ended(queue, receipts[0].id).payload["number"] == 40

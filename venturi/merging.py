@@ -243,6 +243,11 @@ class Merging:
             self._producing.merge(self._connection, stored)
         if self._entries:
             self._producing.record(self._connection, self._entries)
+            for entry in self._entries:
+                logger.debug(
+                    "job %s of kind %s: merged, %s", entry.id, entry.kind, entry.decision,
+                    extra={"job": str(entry.id), "kind": entry.kind, "run": entry.run_no},
+                )  # fmt: skip
         if self._sooner:
             self._producing.ring(self._connection)
 

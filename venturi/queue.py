@@ -243,7 +243,10 @@ class Queue(t.Generic[S]):
             else:
                 telemetry.count("venturi.merged", venturi__kind=kind, venturi__action=receipt.action)
         telemetry.record(
-            "messaging.client.operation.duration", time.monotonic() - started, messaging__operation__type="send"
+            "messaging.client.operation.duration",
+            time.monotonic() - started,
+            messaging__operation__type="send",
+            venturi__kind=requests[0].type.kind,
         )
         if local:
             self.store.local.wake()

@@ -44,7 +44,7 @@ def main(dsn: str, schema: str, log: str, given: str) -> None:
         "sockets": _sockets(),
     }
     print(json.dumps(left), flush=True)
-    if stuck:
+    if threading.active_count() > 1:
         # Python would wait for the handlers that do not return.
         os._exit(0)
 

@@ -96,7 +96,7 @@ def test_a_server_that_stops_under_load_costs_nothing_but_its_time(
         assert all(hand.process.poll() is None for hand in hands)
         victim.start()
         back = time.monotonic()
-        eventually(lambda: rates(dsn, schema, back, time.monotonic())[0] > 0, 15, what="jobs are completed again")
+        eventually(lambda: sum(rates(dsn, schema, back, time.monotonic())), 15, what="jobs are completed again")
         resumed = time.monotonic()
         time.sleep(4)
     done(dsn, schema, lease * 2 + 20)
@@ -119,7 +119,6 @@ def test_a_server_that_stops_under_load_costs_nothing_but_its_time(
     for hand in hands:
         assert hand.words.count("database trouble, trying again") == hand.words.count("the database trouble is over") <= 2
         assert "Traceback" not in hand.words
-    assert stopped < back
 
 
 @pytest.mark.conformance(188)
@@ -127,7 +126,7 @@ def test_a_stop_while_the_server_is_away_ends_by_its_deadline(
     victim: embedded.Server, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
     """It reports what it could not record; the jobs are run again when the server is back."""
-    jobs = [queue.enqueue(Deed("sleep", 1.0)).id, queue.enqueue(Deed("hang", once=True)).id]
+    jobs = [queue.enqueue(Deed("sleep", 1.0)).id, queue.enqueue(Deed("wait", 60.0, once=True)).id]
     hand = hire(concurrency=2, lease=2, shutdown_timeout=3)
     begun(log, 2)
     victim.stop()
@@ -135,7 +134,7 @@ def test_a_stop_while_the_server_is_away_ends_by_its_deadline(
     report = hand.stops()
     print(f"\nended {time.monotonic() - began:.1f} s after SIGTERM with a deadline of 3 s")
     assert time.monotonic() - began < 3 + 5
-    assert report["unsettled"] == [str(jobs[0])]
+    assert sorted(report["unsettled"]) == sorted(map(str, jobs))
     victim.start()
     other = hire(concurrency=2, lease=2)
     done(dsn, schema)

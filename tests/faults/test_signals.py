@@ -14,6 +14,8 @@ from faults.crew import Hand, at_work, done, query
 from faults.deeds import Deed, effects
 from faults.test_kills import begun
 
+from fixtures.waiting import eventually
+
 import venturi
 
 pytestmark = pytest.mark.faults
@@ -91,6 +93,23 @@ def test_a_handler_that_never_returns_does_not_hold_up_a_stop(
     done(dsn, schema)
     other.stops()
     assert accounted(dsn, schema, [stuck, *quick], effects=effects(log)) == {"released": 1, "completed": 11}
+
+
+def test_a_handler_that_never_returns_after_its_claim_was_lost_does_not_hold_up_a_stop(
+    queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
+) -> None:
+    """There is nothing to give back then, and nothing to wait for."""
+    job = queue.enqueue(Deed("hang", once=True)).id
+    hand = hire(concurrency=2, lease=1, shutdown_timeout=0.5)
+    begun(log, 1)
+    query(dsn, schema, "UPDATE {q}.live SET owner = gen_random_uuid() RETURNING id")
+    eventually(lambda: "is lost" in hand.words, what="the worker knows")
+    hand.send(signal.SIGTERM)
+    assert hand.process.wait(0.5 + 5) == 0
+    other = hire(concurrency=2, lease=1)
+    done(dsn, schema)
+    other.stops()
+    accounted(dsn, schema, [job])
 
 
 def test_stops_at_random_moments_under_load_strand_no_claim(

@@ -7,7 +7,7 @@ import functools
 import typing as t
 
 from venturi.cli import operate, schema, show, work
-from venturi.cli.values import duration, identifier, moment, optional_whole
+from venturi.cli.values import count, duration, identifier, moment, optional_whole
 from venturi.values import Status
 
 __all__ = ["parser"]
@@ -120,4 +120,4 @@ def _demo(commands: Commands) -> None:
     made.add_argument("folder", nargs="?", help="(default: the standard library of this Python)")
     made.add_argument("--dsn", help="connection string (default: VENTURI_DATABASE_URL, DATABASE_URL, a private server)")
     made.add_argument("--fresh", action="store_true", help="drop what an earlier run has left instead of going on")
-    made.add_argument("--concurrency", type=int, default=4, metavar="N", help="files in work at once (default: 4)")
+    made.add_argument("--concurrency", type=count, default=4, metavar="N", help="files in work at once (default: 4)")

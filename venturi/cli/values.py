@@ -7,7 +7,7 @@ import datetime as dt
 import re
 import uuid
 
-__all__ = ["duration", "identifier", "moment", "optional_whole"]
+__all__ = ["count", "duration", "identifier", "moment", "optional_whole"]
 
 _UNITS = {"": "seconds", "ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -40,6 +40,13 @@ def identifier(text: str) -> uuid.UUID:
         return uuid.UUID(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no job's id") from None
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
 
 
 def optional_whole(text: str) -> int | None:

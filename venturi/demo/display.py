@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import attrs
 
-__all__ = ["Progress", "Show", "display", "listed", "shown"]
+__all__ = ["Progress", "Show", "display", "listed", "printable", "shown"]
 
 EXAMPLES = 8
 """How many failures are listed."""
@@ -57,7 +57,7 @@ def display(terminal: bool) -> Generator[Show]:
     except ImportError:
         yield _lines()
         return
-    with Bar(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True) as bar:
+    with Bar(TextColumn("{task.description}"), BarColumn(16), TimeElapsedColumn(), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda progress: bar.update(
             task, description=str(progress), completed=progress.done + progress.dead, total=progress.found or None
@@ -79,13 +79,17 @@ def _lines() -> Show:
 def listed(what: str, failures: Sequence[tuple[str, str]]) -> list[str]:
     """Failures in lines: how many there are, and the file and the reason of the first ones."""
     lines = [f"\n{len(failures)} {what}" + (":" if failures else "")]
-    lines += [f"  {file}: {reason}" for file, reason in failures[:EXAMPLES]]
+    lines += [f"  {file}: {printable(reason)}" for file, reason in failures[:EXAMPLES]]
     if len(failures) > EXAMPLES:
         lines.append(f"  and {len(failures) - EXAMPLES} more")
     return lines
 
 
 def shown(path: bytes) -> str:
-    """A path as text for people: what cannot be printed is escaped."""
-    text = os.fsdecode(path)
+    """A path as text for people."""
+    return printable(os.fsdecode(path))
+
+
+def printable(text: str) -> str:
+    """The text, with what a terminal could not print or would obey escaped."""
     return text if text.isprintable() else ascii(text)[1:-1]

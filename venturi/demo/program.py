@@ -59,7 +59,7 @@ def run(
         VenturiError: The folder cannot be read, no server is found, or another demo is at work there.
         psycopg.OperationalError: The server does not answer.
     """
-    path = _readable(folder or sysconfig.get_path("stdlib"))
+    path = _readable(sysconfig.get_path("stdlib") if folder is None else folder)
     # The folder is somebody else's code: what the parser warns of is no concern of ours.
     warnings.simplefilter("ignore", SyntaxWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -136,7 +136,7 @@ def _work(conn: tables.Connection, server: str, concurrency: int, terminal: bool
     print(index.report)
     _tell(conn, index)
     runs = report.settled if report else 0
-    print(f"\n{index.done} files in {seconds:.1f} s: {runs} runs here, {runs / seconds:.0f} a second")
+    print(f"\n{index.done} files are indexed; {runs} runs here in {seconds:.1f} s, {runs / seconds:.0f} a second")
     return 0
 
 

@@ -145,7 +145,7 @@ def summary(conn: Connection) -> str:
 def failures(conn: Connection, *outcomes: str) -> list[tuple[str, str]]:
     """File and reason of every run that ended so. The queue's views are there to be read, and joined."""
     rows = conn.execute(
-        "SELECT coalesce(evidence->>'file', kind), coalesce(note, '') FROM venturi_demo.all_entries"
+        "SELECT coalesce(evidence->>'file', 'job ' || job_id), coalesce(note, '') FROM venturi_demo.all_entries"
         " WHERE outcome = ANY(%s) ORDER BY id",
         [list(outcomes)],
     )

@@ -177,8 +177,9 @@ class Claiming:
             claimed = run(session, self._sql(sql.CLAIM), self._claim(ask), prepare=True) if ask else None
             if again:
                 run(session, self._sql(sql.RUNG))
-            unsettled = [Unsettled(*row) for row in settled.fetchall()] if settled else []
-            rows = claimed.fetchall() if claimed else []
+        # Read after the pipeline: an answer that is read inside it takes a round trip of its own, before the commit's.
+        unsettled = [Unsettled(*row) for row in settled.fetchall()] if settled else []
+        rows = claimed.fetchall() if claimed else []
         claims = [Claim(row[1], row[2], Priority(row[3]), *row[4:]) for row in rows if row[1] is not None]
         claims.sort(key=lambda claim: (claim.priority, claim.eligible))
         return Turn(unsettled, claims, rows[0][0] if rows else 0)
@@ -200,7 +201,7 @@ class Claiming:
             run(session, self._sql(sql.ENTERED))
             settled = self._send(session, endings, expired=expired)
             run(session, self._sql(sql.RUNG))
-            return [Unsettled(*row) for row in settled.fetchall()]
+        return [Unsettled(*row) for row in settled.fetchall()]
 
     def renew(self, session: Connection, claims: Sequence[tuple[uuid.UUID, int]]) -> list[tuple[uuid.UUID, bool, bool]]:
         """Renew the leases of (id, run_count) pairs; for each the id, whether it was renewed, and whether it is still
@@ -244,7 +245,7 @@ class Claiming:
         with session.pipeline():
             run(session, self._sql(sql.SWEEP_CANCELS), (), prepare=True)
             told = run(session, self._sql(sql.TOLD), (_array(ids),), prepare=True)
-            return told.fetchall()
+        return told.fetchall()
 
     def _claim(self, ask: Ask) -> tuple[object, ...]:
         high, normal, low = ask.positions

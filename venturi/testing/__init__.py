@@ -11,7 +11,7 @@ the same encoding as in production, so that what cannot be stored fails in the t
 
 from venturi.testing.calling import Called, call
 from venturi.testing.draining import Ran, drain
-from venturi.testing.looking import assert_enqueued, queued
 from venturi.testing.lending import using
+from venturi.testing.looking import assert_enqueued, queued
 
 __all__ = ["Called", "Ran", "assert_enqueued", "call", "drain", "queued", "using"]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextvars
+import inspect
+import json
 import math
+import time
 import typing as t
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 from typing_extensions import TypeVar
 
-from venturi import codec
+from venturi import checks, codec
 from venturi.carry import read_carry, write_carry
 from venturi.context import Context, RunSignal, enter
 from venturi.errors import Reason
 from venturi.ids import uuid7
-from venturi.outcome import Outcome
-from venturi.registry import Handler, Registry
+from venturi.outcome import Completed, Outcome, Pause
+from venturi.registry import Bound, Handler, Registry
 from venturi.task import TaskType
+from venturi.values import Entry
 
 __all__ = ["Called", "call"]
 
@@ -32,8 +36,8 @@ class Called(t.Generic[C]):
 
     Attributes:
         outcome: What it returned.
-        carry: The carry as it would be stored, decoded again.
-        evidence: What it attached.
+        carry: The carry as the next run would find it; None for a task without.
+        evidence: What it attached, as the journal would hold it.
     """
 
     outcome: Outcome
@@ -50,6 +54,7 @@ def call(
     state: object = ...,
     run_count: int = ...,
     failure_count: int = ...,
+    history: Sequence[Entry] = ...,
     cancelled: Reason | None = ...,
     id: uuid.UUID | None = ...,
 ) -> Called[t.Any]: ...
@@ -63,6 +68,7 @@ def call(
     state: object = ...,
     run_count: int = ...,
     failure_count: int = ...,
+    history: Sequence[Entry] = ...,
     cancelled: Reason | None = ...,
     id: uuid.UUID | None = ...,
 ) -> Called[C]: ...
@@ -75,10 +81,13 @@ def call(
     state: object = None,
     run_count: int = 1,
     failure_count: int = 0,
+    history: Sequence[Entry] = (),
     cancelled: Reason | None = None,
     id: uuid.UUID | None = None,
 ) -> Called[t.Any]:
     """Run a handler once, as a worker would, without a database.
+
+    It runs in a context of its own, like every run, so that context variables of the test are not seen.
 
     Args:
         handler: The decorated function.
@@ -87,46 +96,77 @@ def call(
         state: Given as ``ctx.state``. Default: None.
         run_count: Default: 1.
         failure_count: Default: 0.
+        history: Given as ``ctx.history``. Default: no entries.
         cancelled: The reason for which the run is told to stop before it begins. Default: None, it is not.
         id: The job. Default: None, a new one.
 
     Returns:
-        Outcome, carry and evidence. What the handler raises reaches the test; ``ctx.history`` is empty.
+        Outcome, carry and evidence.
 
     Raises:
+        Exception: What the handler raised.
         PayloadError: Task, carry or evidence cannot be stored.
-        ConfigError: The handler cannot be used, or is for another task.
+        TypeError: The task is another handler's, or the handler returned none of None, Completed and Pause.
+        ConfigError: The handler cannot be used.
     """
-    registry = Registry()
-    registry.add(handler)
-    registry.bind()
-    bound = next(iter(registry))
-    type_ = bound.task
-    sent: t.Any = codec.decode(codec.encode(task, type_.cls), t.cast("type[t.Any]", type_.cls))
-    signal = RunSignal(math.inf)
-    if cancelled is not None:
-        signal.tell(cancelled)
+    bound = _bound(handler)
+    sent = _sent(task, bound.task)
     evidence: dict[str, object] = {}
     context = Context[t.Any, t.Any](
         id=uuid7() if id is None else id,
-        kind=type_.kind,
+        kind=bound.task.kind,
         run_count=run_count,
         failure_count=failure_count,
-        carry=type_.new_carry() if carry is attrs.NOTHING else _stored(carry, type_),
+        carry=bound.task.new_carry() if carry is attrs.NOTHING else _stored(carry, bound.task),
         state=state,
-        signal=signal,
+        signal=_signal(bound.task, cancelled),
         evidence=evidence,
-        history=list,
+        history=lambda: list(history),
     )
 
-    def run() -> Outcome:
+    def run() -> object:
         enter(context)
-        return handler(sent, context) if bound.takes_context else handler(sent)
+        return handler.fn(sent, context) if bound.takes_context else handler.fn(sent)
 
-    outcome = contextvars.Context().run(run)
-    codec.plain(evidence)
-    return Called(outcome, _stored(context.carry, type_), evidence)
+    outcome = _returned(contextvars.Context().run(run))
+    stored = None if bound.task.carry is None else _stored(context.carry, bound.task)
+    return Called(outcome, stored, json.loads(codec.plain(evidence)))
 
 
-def _stored(carry: t.Any, type_: TaskType) -> t.Any:
-    return None if carry is None else read_carry(write_carry(carry, type_), type_)
+def _bound(handler: Handler[t.Any]) -> Bound:
+    if not isinstance(handler, Handler):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
+        raise TypeError(f"call() takes a function decorated with @venturi.handler, not {handler!r}")
+    registry = Registry()
+    registry.add(handler)
+    registry.bind()
+    return next(iter(registry))
+
+
+def _sent(task: object, type_: TaskType) -> t.Any:
+    if type(task) is not type_.cls:
+        raise TypeError(f"the handler takes a {type_.cls.__qualname__}, not {type(task).__qualname__}")
+    return codec.decode(codec.encode(task, type_.cls), t.cast("type[t.Any]", type_.cls))
+
+
+def _stored(carry: object, type_: TaskType) -> t.Any:
+    return read_carry(write_carry(carry, type_), type_)
+
+
+def _signal(type_: TaskType, cancelled: Reason | None) -> RunSignal:
+    signal = RunSignal(math.inf)
+    if type_.timeout is not None:
+        signal.timeout_at = time.monotonic() + type_.timeout
+    if cancelled is not None:
+        signal.tell(cancelled)
+    return signal
+
+
+def _returned(result: object) -> Outcome:
+    if isinstance(result, Pause):
+        checks.delay("Pause(resume_in=...)", result.resume_in)
+        return result
+    if result is None or isinstance(result, Completed):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    raise TypeError(f"the handler returned {result!r}, which is none of None, Completed and Pause")

@@ -106,10 +106,11 @@ def drain(
     """
     drained = chosen(queue)
     checks.whole("limit", limit, 1)
-    with drained.store.lent(conn), _unprepared(conn), schema_errors(drained.schema):
+    clock = _Clock(drained.schema)
+    with drained.store.lent(conn, clock), _unprepared(conn), schema_errors(drained.schema):
         if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
             raise ConfigError("drain() needs a transaction: wrap it in `with conn.transaction():`")
-        clock = _Clock(drained.schema, _instant(conn, now))
+        clock.set(_instant(conn, now))
         return _Drain(conn, drained, clock, state, backstop).runs(limit)
 
 
@@ -130,18 +131,100 @@ class _Drain:
 
     def runs(self, limit: int) -> list[Ran]:
         ran: list[Ran] = []
-        while (claim := self._claim(len(ran) < limit)) is not None:
+        while len(ran) < limit:
+            claim = self._claim()
+            if claim is None:
+                return ran
             ran.append(self._run(claim))
         if self._due():
-            kind = collections.Counter(run.kind for run in ran).most_common(1)[0][0]
+            kind = collections.Counter(each.kind for each in ran).most_common(1)[0][0]
             raise AssertionError(
-                f"jobs are still due after {limit} runs, most of them of kind {kind!r}: "
+                f"jobs are still due after {limit} runs, most of them of the kind {kind!r}: "
                 "do they enqueue one another, or pause without a delay?"
             )
         return ran
 
-    def _claim(self, wanted: bool) -> Claim | None:
-        if not wanted:
-            return None
+    def _claim(self) -> Claim | None:
         claims = self._claiming.turn(self._connection, [], self._lanes.ask(0.0)).claims
         return claims[0] if claims else None
+
+    def _due(self) -> bool:
+        seconds = self._claiming.next_due(self._connection, *self._lanes.open())
+        return seconds is not None and seconds <= 0
+
+    def _run(self, claim: Claim) -> Ran:
+        witness = _Witness()
+        ending = self._ending(Run(claim, witness.of(self._queue.registry.find(claim.kind)), RunSignal(math.inf)))
+        self._claiming.settle(self._connection, [ending])
+        # A handler may have asked to cancel its own job.
+        self._claiming.cancels(self._connection, [])
+        error = witness.error
+        if ending.outcome in ("retried", "dead"):
+            logger.warning("%s %s: %s", claim.kind, ending.outcome, ending.note, exc_info=error)
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        return Ran(claim.id, claim.kind, witness.task, ending.outcome, ending.note, error)
+
+    def _ending(self, run: Run) -> Ending:
+        """Run the handler, and keep what it wrote when it succeeds."""
+        with self._connection.transaction():
+            ending = self._runner(run)
+            assert ending is not None  # only a lost lease ends a run without an ending
+            failed = self._connection.info.transaction_status == TransactionStatus.INERROR
+            if failed or ending.outcome not in ("completed", "paused"):
+                raise psycopg.Rollback
+        return ending
+
+
+@attrs.define
+class _Witness:
+    """Sees what the runner keeps to itself: the decoded task, and what the handler raised."""
+
+    task: t.Any = None
+    error: BaseException | None = None
+
+    def of(self, bound: Bound) -> Bound:
+        """The same with a handler that is watched."""
+        handler = bound.handler
+
+        def watched(task: t.Any, *rest: t.Any) -> Outcome:
+            self.task = task
+            try:
+                return handler.fn(task, *rest)
+            except BaseException as error:
+                self.error = error
+                raise
+
+        return attrs.evolve(bound, handler=Handler(watched, task=bound.task.cls, dead_on=handler.dead_on))
+
+
+class _Clock(Sql):
+    """Statements whose clock stands still, but for a step with each of them."""
+
+    def __init__(self, schema: str) -> None:
+        super().__init__(schema, now="{clock}", notify=False)
+        self._instant = LATEST_INSTANT
+
+    def set(self, instant: dt.datetime) -> None:
+        self._instant = instant
+
+    def __call__(self, template: str) -> bytes:
+        self._instant = min(self._instant + STEP, LATEST_INSTANT)
+        return super().__call__(template).replace(b"{clock}", f"'{self._instant.isoformat()}'::timestamptz".encode())
+
+
+def _instant(conn: Connection, now: object) -> dt.datetime:
+    if not isinstance(now, dt.timedelta):
+        return min(checks.instant("now", now), LATEST_INSTANT)
+    started: dt.datetime = run(conn, b"SELECT statement_timestamp()").fetchall()[0][0].astimezone(dt.UTC)
+    return started + min(now, LATEST_INSTANT - started)
+
+
+@contextmanager
+def _unprepared(conn: Connection) -> Generator[None]:
+    """Prepare nothing for the time of the block: with the clock in its text, no statement comes twice."""
+    before, conn.prepare_threshold = conn.prepare_threshold, None
+    try:
+        yield
+    finally:
+        conn.prepare_threshold = before

@@ -60,6 +60,7 @@ class Coordinator:
     Args:
         connect: Opens its session.
         listener: None where nothing can be listened to: the worker polls.
+        stopping: Whether the worker is to stop, in which case all runs in flight have been told.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Coordinator:
         settings: Settings,
         telemetry: Telemetry,
         outages: Outages,
+        *,
+        stopping: Callable[[], bool],
     ) -> None:
         self.settled: int = 0
         self._part = Part("coordinator", connect, outages, Retry(0.1, 5.0))
@@ -89,6 +92,7 @@ class Coordinator:
         self._listener = listener
         self._settings = settings
         self._telemetry = telemetry
+        self._stopping = stopping
         self._claims = True
         self._ended: list[Run] = []
         # Monotonic instants: of the next look for jobs, since when there are none, and before which the database is
@@ -114,19 +118,17 @@ class Coordinator:
             self._called()
 
     def act(self) -> None:
-        """Do what there is to do."""
+        """Do what there is to do; after a stop that is only to settle."""
+        if self._claims and self._stopping():
+            self._claims = False
+            if self._listener is not None:
+                self._listener.leave()
         now = time.monotonic()
         if now < self._trouble_until:
             return
         looks = self._claims and now >= self._look_at and self._lanes.room()
         if (self._ended and now >= self._locked_until) or looks:
             self._trouble_until = now + wait if (wait := self._part.attempt(self._turn)) else 0.0
-
-    def stop_claiming(self) -> None:
-        """From now on only settle."""
-        self._claims = False
-        if self._listener is not None:
-            self._listener.leave()
 
     def busy(self) -> bool:
         """Whether there are runs in flight, or ends of runs to be recorded."""
@@ -189,7 +191,7 @@ class Coordinator:
         self._telemetry.count("venturi.lost_claims", venturi__kind=run.claim.kind)
         logger.warning(
             "job %s of kind %s: the result of run %d is not recorded, its claim was %s",
-            run.claim.id, run.claim.kind, run.claim.run_count, why, extra=_tags(run),
+            run.claim.id, run.claim.kind, run.claim.run_count, why, extra=run.tags(self._claiming.owner),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -247,6 +249,9 @@ class Coordinator:
                 raise
             self._settle_apart(runs)
             return
+        self._telemetry.record(
+            "messaging.client.operation.duration", time.monotonic() - now, messaging__operation__type="receive"
+        )
         self._settled(runs, turn.unsettled)
         self._start(turn.claims, now)
         if ask is not None:
@@ -293,8 +298,10 @@ class Coordinator:
         runs = [Run(claim, self._registry.find(claim.kind), RunSignal(sent + self._settings.lease)) for claim in claims]
         self._lanes.claimed(claims)
         self._flight.add(runs)
+        # When a stop came while the claim was on its way, the runs are told before they begin, and so do not begin.
+        self._stopping()
         for run in runs:
-            self._telemetry.record("venturi.claim.latency", run.claim.waited, venturi__kind=run.claim.kind)
+            self._claimed(run)
             self._slots.hand(run)
 
     # --- After a look
@@ -302,7 +309,6 @@ class Coordinator:
     def _looked(self, claimed: int, asked: int, seen: int) -> None:
         now = time.monotonic()
         if claimed:
-            self._telemetry.count("messaging.client.consumed.messages", claimed)
             self._active()
         if claimed == asked or (seen > claimed and not self._contested):
             # There may be more; or others were faster with some, and the quotas are open now.
@@ -348,10 +354,23 @@ class Coordinator:
         due = self._claiming.next_due(self._part.session(), *self._lanes.open())
         if due is None:
             return self._settings.poll
-        # Due already, but not to be claimed: somebody else holds it at this moment.
-        return min(due, self._settings.poll) if due > 0 else random.uniform(0.05, 0.1)
+        if due > 0:
+            return min(due, self._settings.poll)
+        # Due already, but not to be claimed: somebody else holds it at this moment, and a mark may have passed it.
+        self._marks.ignore()
+        return random.uniform(0.05, 0.1)
 
     # --- Bookkeeping of one run
+
+    def _claimed(self, run: Run) -> None:
+        claim = run.claim
+        self._telemetry.count("messaging.client.consumed.messages", venturi__kind=claim.kind)
+        self._telemetry.record("venturi.claim.latency", claim.waited, venturi__kind=claim.kind)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "job %s of kind %s: run %d claimed", claim.id, claim.kind, claim.run_count,
+                extra=run.tags(self._claiming.owner),
+            )  # fmt: skip
 
     def _let_go(self, run: Run) -> None:
         self._flight.remove(run)
@@ -361,16 +380,13 @@ class Coordinator:
         ending = t.cast(Ending, run.ending)
         self.settled += 1
         self._telemetry.count("venturi.settled", venturi__kind=ending.kind, venturi__outcome=ending.outcome)
+        self._telemetry.count("venturi.released", ending.outcome == "released", venturi__kind=ending.kind)
         if ending.outcome in ("dead", "retried") or logger.isEnabledFor(logging.DEBUG):
             level = {"dead": logging.WARNING, "retried": logging.INFO}.get(ending.outcome, logging.DEBUG)
             logger.log(
                 level, "job %s of kind %s: run %d %s", ending.id, ending.kind, ending.run_count, ending.outcome,
-                extra=_tags(run),
+                extra=run.tags(self._claiming.owner),
             )  # fmt: skip
-
-
-def _tags(run: Run) -> dict[str, object]:
-    return {"job": str(run.claim.id), "kind": run.claim.kind, "run": run.claim.run_count, "slot": run.thread}
 
 
 def _about_data(error: psycopg.Error) -> bool:

@@ -31,6 +31,13 @@ class Run:
     thread: str = ""
     ending: Ending | None = None
 
+    def tags(self, worker: uuid.UUID) -> dict[str, object]:
+        """What log records say of the run, as ``extra``."""
+        claim = self.claim
+        return {
+            "job": str(claim.id), "kind": claim.kind, "run": claim.run_count, "worker": str(worker), "slot": self.thread
+        }  # fmt: skip
+
 
 class Flight:
     """The runs in flight: the coordinator adds and removes them, the maintainer renews them."""

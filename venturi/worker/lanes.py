@@ -96,14 +96,14 @@ class Lanes:
     def claimed(self, claims: Sequence[Claim]) -> None:
         """Take the claims into account."""
         self._rotation.advance(len(claims))
-        oldest: dict[tuple[str, int], float] = {}
+        oldest: dict[tuple[str, int], Claim] = {}
         for claim in claims:
             self._running += 1
             self._taken[self._task[claim.kind]] += 1
             lane = (claim.kind, int(claim.priority))
-            oldest[lane] = min(claim.eligible, oldest.get(lane, claim.eligible))
-        for lane, eligible in oldest.items():
-            self._marks.claimed(lane, eligible)
+            oldest[lane] = min(claim, oldest.get(lane, claim), key=lambda each: each.eligible)
+        for lane, claim in oldest.items():
+            self._marks.claimed(lane, claim.eligible, claim.eligible + claim.waited)
 
     def ended(self, kind: str) -> None:
         """Give back the room of one run."""

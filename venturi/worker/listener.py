@@ -20,12 +20,13 @@ from venturi.store.sql import Sql
 from venturi.worker.outages import Outages, Retry
 from venturi.worker.threads import Part, spawn
 
-__all__ = ["Listener", "Parking"]
+__all__ = ["ANSWER_SECONDS", "Listener", "Parking"]
 
 PING_SECONDS = 25.0
 """A peer that is silently gone is noticed after this and the time that one answer may take."""
 
 ANSWER_SECONDS = 10.0
+"""The longest wait for the answer to a statement of the listener's."""
 
 
 class Parking(enum.Enum):

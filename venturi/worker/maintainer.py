@@ -135,7 +135,7 @@ class Maintainer:
         if run.signal.reason is None:
             logger.warning(
                 "job %s of kind %s: the claim of run %d is lost", run.claim.id, run.claim.kind, run.claim.run_count,
-                extra={"job": str(run.claim.id), "kind": run.claim.kind, "run": run.claim.run_count},
+                extra=run.tags(self._claiming.owner),
             )  # fmt: skip
         run.signal.tell("lease lost")
 
@@ -182,7 +182,8 @@ class Maintainer:
         for ending in endings:
             logger.warning(
                 "job %s of kind %s: %s; %s", ending.id, ending.kind, ending.note, ending.outcome,
-                extra={"job": str(ending.id), "kind": ending.kind, "run": ending.run_count, "worker":
-                str(ending.owner)},
+                extra={
+                    "job": str(ending.id), "kind": ending.kind, "run": ending.run_count, "worker": str(ending.owner)
+                },
             )  # fmt: skip
             self._telemetry.count("venturi.recovered", venturi__kind=ending.kind)

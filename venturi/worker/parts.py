@@ -19,7 +19,7 @@ from venturi.values import Released, Report
 from venturi.worker.coordinator import Coordinator
 from venturi.worker.flight import Flight, Inbox, Run
 from venturi.worker.lanes import Lanes
-from venturi.worker.listener import Listener
+from venturi.worker.listener import ANSWER_SECONDS, Listener
 from venturi.worker.maintainer import Maintainer
 from venturi.worker.marks import Marks
 from venturi.worker.outages import Outages
@@ -48,6 +48,7 @@ class Parts:
         id: The worker's identity; its claims carry it.
         name: The worker in words.
         state: Given to every handler.
+        stopping: Whether the worker is to stop, in which case all runs in flight have been told.
         patience: Gives the longest wait, in seconds, for an answer of the database.
         failed: Called when an internal thread cannot go on for good.
     """
@@ -64,6 +65,7 @@ class Parts:
         flight: Flight,
         inbox: Inbox,
         *,
+        stopping: Callable[[], bool],
         patience: Callable[[], float],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -74,6 +76,7 @@ class Parts:
         )
         claiming = Claiming(store.statements, row)
         runner = Runner(id, settings, state, telemetry, store.history)
+        self._id = id
         self._name = name
         self._flight = flight
         self._inbox = inbox
@@ -91,7 +94,7 @@ class Parts:
         self._listener: Listener | None = None
         if store.listens:
             self._listener = Listener(
-                lambda: store.listening_session(patience),
+                lambda: store.listening_session(lambda: min(ANSWER_SECONDS, patience())),
                 store.statements,
                 outages,
                 wake=inbox.call,
@@ -112,6 +115,7 @@ class Parts:
             settings,
             telemetry,
             outages,
+            stopping=stopping,
         )
 
     def start(self) -> None:
@@ -127,13 +131,16 @@ class Parts:
             released = self.coordinator.finish((deadline - time.monotonic()) / 2)
         finally:
             self._end(released, deadline)
-        gone = tuple(Released(run.claim.id, run.claim.kind, run.thread) for run in released)
-        for each in gone:
+        for run in released:
             logger.warning(
                 "%s: job %s of kind %s was released, its handler still runs on thread %s",
-                self._name, each.id, each.kind, each.thread, extra={"job": str(each.id), "kind": each.kind},
+                self._name, run.claim.id, run.claim.kind, run.thread, extra=run.tags(self._id),
             )  # fmt: skip
-        return Report(self.coordinator.settled, gone, tuple(self.coordinator.unsettled()))
+        return Report(
+            self.coordinator.settled,
+            tuple(Released(run.claim.id, run.claim.kind, run.thread) for run in released),
+            tuple(self.coordinator.unsettled()),
+        )
 
     def _end(self, released: Sequence[Run], deadline: float) -> None:
         self._inbox.close(lambda run: self.coordinator.refused(run, "released"))

@@ -65,7 +65,6 @@ class Worker:
         self._state = state
         self._stop_at = math.inf
         self._stop_asked_at = math.inf
-        self._began_stop = False
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
         self._failure: BaseException | None = None
@@ -210,18 +209,11 @@ class Worker:
     def _loop(self, coordinator: Coordinator) -> None:
         """Step until the stop is done or its deadline is over."""
         longest = CALL_SECONDS if self.settings.stop is None else WATCH
-        while not self._began_stop or (coordinator.busy() and time.monotonic() < self._stop_at):
+        while not self._stopping() or (coordinator.busy() and time.monotonic() < self._stop_at):
             coordinator.wait(max(0.0, min(self._stop_at - time.monotonic(), longest)))
-            # What ended the wait may have been a stop, and after a stop nothing is claimed.
-            self._watch(coordinator)
             coordinator.act()
 
-    def _watch(self, coordinator: Coordinator) -> None:
-        if self._notice() and not self._began_stop:
-            self._began_stop = True
-            coordinator.stop_claiming()
-
-    def _notice(self) -> bool:
+    def _stopping(self) -> bool:
         """Whether the worker is to stop; if so, the handlers are told."""
         event = self.settings.stop
         if math.isinf(self._stop_at) and event is not None and event.is_set():
@@ -239,7 +231,7 @@ class Worker:
 
     def _patience(self) -> float:
         # Asked again and again by every call that waits, so that a hanging database keeps no stop from the handlers.
-        self._notice()
+        self._stopping()
         # A stop that has no handler to wait for has only the grace time.
         end = self._stop_at if len(self._flight) > 0 else self._stop_asked_at
         return min(CALL_SECONDS, end + GRACE - time.monotonic())
@@ -255,6 +247,7 @@ class Worker:
             self._state,
             self._flight,
             self._inbox,
+            stopping=self._stopping,
             patience=self._patience,
             failed=self._fail,
         )
@@ -288,6 +281,6 @@ def _stop_all() -> None:
         worker._done.wait(worker.settings.shutdown_timeout + 2 * GRACE)  # pyright: ignore[reportPrivateUsage]
 
 
-# Before Python ends, it waits for the threads of every pool without asking any of them to end. What is registered after the
-# pools, which the imports above have done, is called before that; `atexit` would be too late.
+# Before Python ends, it waits for the threads of every pool without asking any of them to end. What is registered after
+# the pools, which the imports above have done, is called before that; `atexit` would be too late.
 threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

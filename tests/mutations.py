@@ -1,0 +1,260 @@
+"""Does a test fail without it? Asked of every condition that guards a statement on live jobs.
+
+    python tests/mutations.py [STATEMENT ...] [--tests FILE ...]
+
+Each mutation takes one condition out of `venturi/store/sql.py`, in a copy of the package that comes before the checkout
+on the import path, and runs the tests of that statement. "killed": a test failed, as it should. "survived": none did,
+and a test is missing. "broken": the statement does not run at all any more, which proves nothing. "redundant": a second
+condition does the same, as said beside the mutation; it must survive. The exit status is 1 unless all are killed or
+redundant. Takes some three minutes, and is no part of the test suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import typing as t
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from venturi import embedded
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVERS = 2
+WORKERS, OPERATORS = "tests/test_guards.py", "tests/test_guards_operators.py"
+EVERYTHING = (WORKERS, OPERATORS, "tests/test_model.py")
+BROKEN = re.compile(r"psycopg\.(?:ProgrammingError|errors\.(?:SyntaxError|Undefined|Ambiguous|Indeterminate|Datatype)\w*)")
+
+TESTS: dict[str, tuple[str, str]] = {
+    "CLAIM": (WORKERS, "claim"),
+    "NEXT_DUE": (WORKERS, "next_due"),
+    "SETTLE": (WORKERS, "settle or recover"),
+    "RENEW": (WORKERS, "renewal"),
+    "EXPIRED": (WORKERS, "lost or request"),
+    "PRUNE_WORKERS": (WORKERS, "silent"),
+    "LEFT": (WORKERS, "silent"),
+    "CANDIDATES": (OPERATORS, "merge"),
+    "MERGE": (OPERATORS, "merge"),
+    "CANCEL_PENDING": (OPERATORS, "cancel"),
+    "CANCEL_CLAIMED": (OPERATORS, "cancel or end"),
+    "TOLD": (OPERATORS, "told"),
+    "SWEEP_CANCELS": (OPERATORS, "told or request"),
+    "REQUEUE": (OPERATORS, "requeue"),
+    "CLEANUP": (OPERATORS, "cleanup"),
+}
+"""The tests of each statement: a file, and what their names hold."""
+
+
+class Mutation(t.NamedTuple):
+    """One condition less.
+
+    Attributes:
+        statement: The constant.
+        guard: The condition, in words.
+        old: Its text, which is in the statement exactly once.
+        new: What stands there instead.
+        redundant: What else does the same; empty when nothing does.
+    """
+
+    statement: str
+    guard: str
+    old: str
+    new: str
+    redundant: str = ""
+
+
+UNSEEN = "the newer version of a row is not seen by the UPDATE, whose snapshot is older"
+
+MUTATIONS = [
+    Mutation("CLAIM", "kind", "l.kind = a.kind AND l.priority", "l.priority"),
+    Mutation("CLAIM", "tier", "AND l.priority = a.tier AND", "AND"),
+    Mutation("CLAIM", "mark", "l.visible_at >= to_timestamp(a.mark)", "a.mark IS NOT NULL"),
+    Mutation("CLAIM", "due", "(a.mark) AND l.visible_at <=", "(a.mark) AND timestamptz '-infinity' <="),
+    Mutation("CLAIM", "unclaimed", "AND l.owner IS NULL\n      ORDER BY", "\n      ORDER BY"),
+    Mutation("CLAIM", "room", "taken <= room", "taken <= room + 100"),
+    Mutation("CLAIM", "count", "visible_at LIMIT %s)", "visible_at LIMIT %s + 100)"),
+    Mutation("CLAIM", "chosen", "r.ctid = c.tid AND", "", ),
+    Mutation("CLAIM", "still unclaimed", "AND r.owner IS NULL", "", UNSEEN),
+    Mutation("CLAIM", "still due", "AND r.visible_at <=", "AND timestamptz '-infinity' <=", UNSEEN),
+    Mutation("CLAIM", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+    Mutation("CLAIM", "own body", "WHERE j.id = c.id", ""),
+    Mutation("NEXT_DUE", "kind", "l.kind = a.kind AND", ""),
+    Mutation("NEXT_DUE", "tier", "AND l.priority = a.tier", ""),
+    Mutation("NEXT_DUE", "unclaimed", "AND l.owner IS NULL", ""),
+    Mutation("SETTLE", "id", "WHERE r.id = g.id AND r.run_count = g.run AND r.owner = g.owner\n         AND",
+             "WHERE r.run_count = g.run AND r.owner = g.owner\n         AND"),
+    Mutation("SETTLE", "run", "AND r.run_count = g.run AND r.owner = g.owner\n         AND",
+             "AND r.owner = g.owner\n         AND"),
+    Mutation("SETTLE", "owner", "AND r.owner = g.owner\n         AND", "AND"),
+    Mutation("SETTLE", "lease", "AND (NOT %s::bool OR r.lease_until < {now})\n       LIMIT",
+             "AND %s::bool IS NOT NULL\n       LIMIT"),
+    Mutation("SETTLE", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+    Mutation("SETTLE", "deleted rows", "WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held WHERE outcome IN (0, 3, 7)))", ""),
+    Mutation("SETTLE", "deleted outcomes", "held WHERE outcome IN (0, 3, 7)", "held"),
+    Mutation("SETTLE", "updated rows", "WHERE r.ctid = h.tid AND", "WHERE"),
+    Mutation("SETTLE", "updated outcomes", "AND h.outcome IN (1, 2, 4, 5)", ""),
+    Mutation("SETTLE", "failures", "WHEN g.outcome IN (2, 3, 4)", "WHEN g.outcome IN (2, 3, 4, 5)"),
+    Mutation("SETTLE", "what was changed", "FROM held WHERE id IN (SELECT id FROM gone UNION ALL SELECT id FROM again)",
+             "FROM held"),
+    Mutation("SETTLE", "dead only", "FROM ended WHERE outcome = 3", "FROM ended"),
+    Mutation("SETTLE", "ours: id", "WHERE r.id = g.id AND r.run_count = g.run AND r.owner = g.owner AND (",
+             "WHERE r.run_count = g.run AND r.owner = g.owner AND ("),
+    Mutation("SETTLE", "ours: run", "AND r.run_count = g.run AND r.owner = g.owner AND (", "AND r.owner = g.owner AND ("),
+    Mutation("SETTLE", "ours: owner", "AND r.owner = g.owner AND (", "AND ("),
+    Mutation("SETTLE", "ours: lease", "AND (NOT %s::bool OR r.lease_until < {now})\n     LIMIT",
+             "AND %s::bool IS NOT NULL\n     LIMIT"),
+    Mutation("SETTLE", "done: job", "e.job_id = g.id AND", ""),
+    Mutation("SETTLE", "done: run", "e.run_no = g.run AND", ""),
+    Mutation("SETTLE", "done: worker", "e.worker = g.owner AND", ""),
+    Mutation("SETTLE", "done: outcome", "AND e.outcome = g.outcome", ""),
+    Mutation("SETTLE", "unsettled only", "WHERE NOT EXISTS (SELECT FROM ended e WHERE e.n = g.n)", ""),
+    Mutation("RENEW", "id", "WHERE r.id = g.id AND r.run_count = g.run AND r.owner = %s LIMIT 1 FOR",
+             "WHERE r.run_count = g.run AND r.owner = %s LIMIT 1 FOR"),
+    Mutation("RENEW", "run", "AND r.run_count = g.run AND r.owner = %s LIMIT 1 FOR", "AND r.owner = %s LIMIT 1 FOR"),
+    Mutation("RENEW", "owner", "AND r.owner = %s LIMIT 1 FOR", "AND %s::uuid IS NOT NULL AND r.owner IS NOT NULL LIMIT 1 FOR"),
+    Mutation("RENEW", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+    Mutation("RENEW", "renewed rows", "WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held))", "WHERE r.owner IS NOT NULL"),
+    Mutation("RENEW", "ours: id", "WHERE r.id = g.id AND r.run_count = g.run AND r.owner = %s LIMIT 1) o",
+             "WHERE r.run_count = g.run AND r.owner = %s LIMIT 1) o"),
+    Mutation("RENEW", "ours: run", "AND r.run_count = g.run AND r.owner = %s LIMIT 1) o", "AND r.owner = %s LIMIT 1) o"),
+    Mutation("RENEW", "ours: owner", "AND r.owner = %s LIMIT 1) o", "AND %s::uuid IS NOT NULL LIMIT 1) o"),
+    Mutation("EXPIRED", "lane", "WHERE l.kind = a.kind AND l.priority = a.priority", ""),
+    Mutation("EXPIRED", "lease", "WHERE e.lease_until < {now}", "WHERE e.owner IS NOT NULL"),
+    Mutation("EXPIRED", "batch", "ORDER BY e.lease_until LIMIT %s", "ORDER BY e.lease_until LIMIT %s + 100"),
+    Mutation("EXPIRED", "request: job", "c.job_id = h.id AND", ""),
+    Mutation("EXPIRED", "request: run", "AND c.run_count <= h.run_count", ""),
+    Mutation("PRUNE_WORKERS", "silence", "WHERE seen_at < {now} - 10 * lease", ""),
+    Mutation("PRUNE_WORKERS", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+    Mutation("PRUNE_WORKERS", "rows", "WHERE ctid = ANY (ARRAY(", "WHERE 1 > 0 OR ctid = ANY (ARRAY("),
+    Mutation("LEFT", "id", "WHERE id = %s", "WHERE %s::uuid IS NOT NULL"),
+    Mutation("CANDIDATES", "kind", "l.kind = k.kind AND", ""),
+    Mutation("CANDIDATES", "key", "AND l.dedup_key = k.key", ""),
+    Mutation("CANDIDATES", "unclaimed", "AND l.owner IS NULL", ""),
+    Mutation("CANDIDATES", "passed over", "AND l.id <> ALL (%s::uuid[])", "AND %s::uuid[] IS NOT NULL"),
+    Mutation("CANDIDATES", "own body", "ON b.id = l.id", "ON true"),
+    Mutation("CANDIDATES", "oldest", "ORDER BY b.created_at, l.id LIMIT", "ORDER BY b.created_at DESC LIMIT"),
+    Mutation("CANDIDATES", "FOR UPDATE", "\n      FOR UPDATE)", ")"),
+    Mutation("MERGE", "body", "WHERE b.ctid = g.body_tid", ""),
+    Mutation("MERGE", "live row", "WHERE l.ctid = g.live_tid", ""),
+    Mutation("CANCEL_PENDING", "id", "l.id = %s AND", "%s::uuid IS NOT NULL AND"),
+    Mutation("CANCEL_PENDING", "unclaimed", "AND l.owner IS NULL", ""),
+    Mutation("CANCEL_CLAIMED", "id", "l.id = %s AND", "%s::uuid IS NOT NULL AND"),
+    Mutation("CANCEL_CLAIMED", "claimed", "AND l.owner IS NOT NULL", ""),
+    Mutation("TOLD", "job", "WHERE c.job_id = ANY (%s::uuid[])", "WHERE %s::uuid[] IS NOT NULL"),
+    Mutation("SWEEP_CANCELS", "id", "r.id = a.job_id AND r.owner", "r.owner"),
+    Mutation("SWEEP_CANCELS", "unclaimed", "AND r.owner IS NULL", ""),
+    Mutation("SWEEP_CANCELS", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+    Mutation("SWEEP_CANCELS", "rows", "WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held))", ""),
+    Mutation("SWEEP_CANCELS", "done with: cancelled", "a.job_id IN (SELECT id FROM gone)\n       OR", ""),
+    Mutation("SWEEP_CANCELS", "done with: ended", "OR NOT EXISTS (SELECT FROM {q}.live r WHERE r.id = a.job_id)", ""),
+    Mutation("SWEEP_CANCELS", "not done with", "WHERE r.id = a.job_id))", "WHERE false))"),
+    Mutation("REQUEUE", "id", "(%s::uuid IS NULL OR x.id = %s)", "(%s::uuid IS NULL OR %s::uuid IS NOT NULL)"),
+    Mutation("REQUEUE", "kind", "(%s::text[] IS NULL OR x.kind = ANY (%s))", "(%s::text[] IS NULL OR %s::text[] IS NOT NULL)"),
+    Mutation("REQUEUE", "oldest", "ORDER BY x.died_at LIMIT", "ORDER BY x.died_at DESC LIMIT"),
+    Mutation("REQUEUE", "limit", "x.died_at LIMIT %s", "x.died_at LIMIT %s + 100"),
+    Mutation("REQUEUE", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+    Mutation("REQUEUE", "rows", "WHERE d.id = ANY (ARRAY(", "WHERE 1 > 0 OR d.id = ANY (ARRAY("),
+    Mutation("REQUEUE", "own body", "WHERE b.id = r.id", ""),
+    Mutation("REQUEUE", "own requests", "WHERE c.job_id IN (SELECT id FROM hot)", ""),
+    Mutation("CLEANUP", "status", "AND e.outcome = ANY (%s::smallint[])", "AND %s::smallint[] IS NOT NULL"),
+    Mutation("CLEANUP", "before", "AND e.recorded_at < %s", "AND %s::timestamptz IS NOT NULL"),
+    Mutation("CLEANUP", "kind", "(%s::text[] IS NULL OR e.kind = ANY (%s))", "(%s::text[] IS NULL OR %s::text[] IS NOT NULL)"),
+    Mutation("CLEANUP", "finished", "AND NOT EXISTS (SELECT FROM {q}.live l WHERE l.id = e.job_id)", ""),
+    Mutation("CLEANUP", "last end", "AND n.id > e.id AND n.outcome IN (0, 3, 7, 8))", "AND false)"),
+    Mutation("CLEANUP", "limit", "ORDER BY e.recorded_at LIMIT %s", "ORDER BY e.recorded_at LIMIT %s + 100"),
+    Mutation("CLEANUP", "oldest first", "ORDER BY e.recorded_at LIMIT", "ORDER BY e.recorded_at DESC LIMIT"),
+    Mutation("CLEANUP", "body", "WHERE b.id = e.job_id LIMIT", "LIMIT"),
+    Mutation("CLEANUP", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+    Mutation("CLEANUP", "doomed bodies", "WHERE b.id IN (SELECT id FROM doomed)", ""),
+    Mutation("CLEANUP", "doomed entries", "WHERE e.job_id IN (SELECT id FROM doomed)", ""),
+    Mutation("CLEANUP", "doomed graves", "WHERE d.id IN (SELECT id FROM doomed)", ""),
+]  # fmt: skip
+
+
+def mutated(source: str, mutation: Mutation) -> str:
+    """The module without the condition.
+
+    Raises:
+        SystemExit: Its text is no longer in the statement, or more than once.
+    """
+    found = re.search(rf'^{mutation.statement} = f?"(?:"")?(.*?)"(?:"")?$', source, re.DOTALL | re.MULTILINE)
+    if found is None or found[1].count(mutation.old) != 1:
+        times = "no such statement" if found is None else f"it is there {found[1].count(mutation.old)} times"
+        raise SystemExit(f"{mutation.statement}, {mutation.guard}: {times}: {mutation.old!r}")
+    return source[: found.start(1)] + found[1].replace(mutation.old, mutation.new) + source[found.end(1) :]
+
+
+def tested(dsn: str, source: str, *arguments: str) -> tuple[int, str]:
+    """Run tests against a copy of the package with this module of statements; exit status and output."""
+    with tempfile.TemporaryDirectory(prefix="venturi-mutation-") as folder:
+        for name in ("venturi", "migrations"):
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        Path(folder, "venturi/store/sql.py").write_text(source)
+        environment = os.environ | {
+            "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "VENTURI_TEST_DATABASE_URL": dsn,
+        }  # fmt: skip
+        command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "--tb=short", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def verdict(dsn: str, source: str, mutation: Mutation, tests: t.Sequence[str]) -> str:
+    """What became of one mutation."""
+    file, names = TESTS[mutation.statement]
+    code = mutated(source, mutation)
+    for arguments in [(*tests,)] if tests else [(file, "-k", names), EVERYTHING]:
+        status, output = tested(dsn, code, *arguments)
+        if status not in (0, 1) or BROKEN.search(output):
+            return f"broken\n{output}"
+        if status == 1:
+            return "killed" if not mutation.redundant else "killed, though called redundant"
+    return "redundant" if mutation.redundant else "survived"
+
+
+def main() -> int:
+    """Judge the mutations; the exit status."""
+    parser = argparse.ArgumentParser(description="Does a test fail without this condition?")
+    parser.add_argument("statements", nargs="*", metavar="STATEMENT", help="only these, such as SETTLE")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="these tests instead of each statement's")
+    given = parser.parse_args()
+    source = (ROOT / "venturi/store/sql.py").read_text()
+    chosen = [mutation for mutation in MUTATIONS if not given.statements or mutation.statement in given.statements]
+    for mutation in MUTATIONS:
+        mutated(source, mutation)
+    with embedded.server() as one, embedded.server() as two:
+        status, output = tested(one.dsn, source, *(given.tests or EVERYTHING[:2]))
+        if status:
+            raise SystemExit(f"the tests fail without any mutation:\n{output}")
+        return judged(source, chosen, given.tests, [one.dsn, two.dsn])
+
+
+def judged(source: str, mutations: t.Sequence[Mutation], tests: t.Sequence[str], servers: t.Sequence[str]) -> int:
+    """Judge on several servers at once; 1 unless all is well."""
+    free: SimpleQueue[str] = SimpleQueue()
+    for dsn in servers:
+        free.put(dsn)
+
+    def judge(mutation: Mutation) -> str:
+        dsn = free.get()
+        try:
+            return verdict(dsn, source, mutation, tests)
+        finally:
+            free.put(dsn)
+
+    bad = 0
+    with ThreadPoolExecutor(len(servers)) as pool:
+        for mutation, answer in zip(mutations, pool.map(judge, mutations), strict=True):
+            bad += answer not in ("killed", "redundant")
+            print(f"{mutation.statement:15} {mutation.guard:22} {answer}", flush=True)
+    print(f"{len(mutations)} mutations, {bad} to be looked at")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
