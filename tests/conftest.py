@@ -6,5 +6,6 @@ pytest_plugins = [
     "fixtures.leaks",
     "fixtures.program",
     "fixtures.proxy",
+    "fixtures.shared",
     "fixtures.serverlog",
 ]

@@ -59,6 +59,12 @@ class Fast:
     pass
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.mark.conformance(150)
 @pytest.mark.parametrize(("backoff", "jitter", "n", "base", "of_a", "of_b"), ROWS)
 def test_golden_values_reproduce_to_the_nanosecond(

@@ -68,6 +68,20 @@ MANY = st.lists(
 )
 
 
+def singly(queue: venturi.Queue, caller: psycopg.Connection[t.Any], tasks: list[Merging]) -> list[venturi.Receipt]:
+    return [queue.enqueue(task, conn=caller) for task in tasks]
+
+
+def many(queue: venturi.Queue, caller: psycopg.Connection[t.Any], tasks: list[Merging]) -> list[venturi.Receipt]:
+    return queue.enqueue_many(tasks, conn=caller)
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.mark.conformance(61)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=MANY, tasks=MANY)
@@ -77,17 +91,13 @@ def test_a_batch_leaves_what_its_tasks_leave_one_by_one(
     """Receipts in order, jobs and entries are the same, whatever merges into whatever."""
     outcomes: list[object] = []
     caller = connect()
-    for enqueue in (lambda: [queue.enqueue(task, conn=caller) for task in tasks], lambda: many(queue, caller, tasks)):
+    for enqueue in (singly, many):
         for task in before:
             queue.enqueue(task, conn=caller)
-        outcomes.append(_left(queue, caller, enqueue()))
+        outcomes.append(_left(queue, caller, enqueue(queue, caller, tasks)))
         caller.rollback()
     caller.close()
     assert outcomes[0] == outcomes[1]
-
-
-def many(queue: venturi.Queue, caller: psycopg.Connection[t.Any], tasks: list[Merging]) -> list[venturi.Receipt]:
-    return queue.enqueue_many(tasks, conn=caller)
 
 
 @pytest.mark.conformance(61)
@@ -159,10 +169,12 @@ def test_a_key_that_cannot_be_stored_refuses_the_batch(queue: venturi.Queue) -> 
 @pytest.mark.parametrize("number", [3, 1500], ids=["by INSERT", "by COPY"])
 def test_a_batch_that_the_server_refuses_writes_nothing(queue: venturi.Queue, connect: Connect, number: int) -> None:
     """It is one transaction: body and live rows of all tasks, or of none."""
-    table = sql.Identifier(queue.schema, "live")
-    connect(autocommit=True).execute(sql.SQL("ALTER TABLE {} ADD CHECK (kind <> 'merging')").format(table))
+    live = sql.Identifier(queue.schema, "live")
+    operator = connect(autocommit=True)
+    operator.execute(sql.SQL("ALTER TABLE {} ADD CONSTRAINT no_merging CHECK (kind <> 'merging')").format(live))
     with pytest.raises(psycopg.errors.CheckViolation):
         queue.enqueue_many([*[Plain(n) for n in range(number)], Merging("a", "keep", 1)])
+    operator.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT no_merging").format(live))
     assert queue.jobs() == []
 
 

@@ -67,6 +67,12 @@ FACTORIES: dict[str, dict[str, t.Any]] = {
 }
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.mark.conformance(51, 60)
 @pytest.mark.parametrize("options", FACTORIES.values(), ids=FACTORIES)
 def test_every_verb_works_on_any_connection_and_leaves_it_as_it_was(

@@ -51,6 +51,12 @@ TASKS = {"plain": Plain(), "keyed": Keyed("a")}
 both = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.mark.conformance(37)
 @both
 def test_a_new_job_is_pending_and_untouched(queue: venturi.Queue, connect: Connect, task: t.Any) -> None:
@@ -305,10 +311,12 @@ def test_a_schema_that_was_never_migrated_is_named(dsn: str, task: t.Any) -> Non
 @pytest.mark.conformance(36)
 def test_other_errors_of_psycopg_pass_unchanged(queue: venturi.Queue, connect: Connect) -> None:
     """What the server refuses on the queue's own connection comes as psycopg's own error."""
-    table = sql.Identifier(queue.schema, "jobs")
-    connect(autocommit=True).execute(sql.SQL("ALTER TABLE {} ADD CHECK (kind <> 'plain')").format(table))
+    jobs = sql.Identifier(queue.schema, "jobs")
+    operator = connect(autocommit=True)
+    operator.execute(sql.SQL("ALTER TABLE {} ADD CONSTRAINT no_plain CHECK (kind <> 'plain')").format(jobs))
     with pytest.raises(psycopg.errors.CheckViolation):
         queue.enqueue(Plain())
+    operator.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT no_plain").format(jobs))
 
 
 @pytest.mark.conformance(47)

@@ -36,6 +36,12 @@ KEYS: list[tuple[t.Any, str | None]] = [
 ]
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.mark.conformance(5)
 @pytest.mark.parametrize(("key", "stored"), KEYS)
 def test_keys_are_stored_as_text_and_merge(queue: venturi.Queue, key: t.Any, stored: str) -> None:

@@ -39,6 +39,12 @@ def binding(queue: venturi.Queue[t.Any]) -> Worker:
 
 
 @pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
+@pytest.fixture
 def nowhere() -> venturi.Queue:
     """A queue that leads nowhere."""
     return venturi.Queue(dsn=NOWHERE)

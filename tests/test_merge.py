@@ -56,6 +56,12 @@ class Default:
         return "only"
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.fixture(autouse=True)
 def no_decision() -> None:
     """Every test begins with Replace, and with nothing seen."""

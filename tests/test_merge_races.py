@@ -61,6 +61,12 @@ class Replaced:
         return self.key
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.mark.conformance(83)
 @pytest.mark.parametrize("first", [True, False], ids=["new key", "pending key"])
 def test_a_storm_of_producers_leaves_one_job(queue: venturi.Queue, first: bool) -> None:

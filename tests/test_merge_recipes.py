@@ -21,6 +21,7 @@ Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 QUIET = dt.timedelta(minutes=1)
 LONGEST = dt.timedelta(minutes=10)
 MARGIN = dt.timedelta(seconds=10)
+BEGUN = dt.datetime.now(dt.UTC)
 
 
 @venturi.task("recipe.rebuild")
@@ -196,7 +197,7 @@ def test_a_paused_job_is_given_more_to_do(queue: venturi.Queue, connect: Connect
 Check: t.TypeAlias = cabc.Callable[[t.Any, venturi.Job], bool]
 
 STORMS: dict[str, tuple[cabc.Callable[[int], object], Check]] = {
-    "debounce": (lambda n: Rebuild("a"), lambda task, job: job.visible_at > dt.datetime.now(dt.UTC) + QUIET / 2),
+    "debounce": (lambda n: Rebuild("a", BEGUN - n * QUIET / 10), lambda task, job: task.since <= BEGUN),
     "newest": (lambda n: Store(1, n * 7 % 32), lambda task, job: task.version == 31),
     "union": (lambda n: Notify(1, frozenset({str(n)})), lambda task, job: len(task.messages) == 32),
     "escalate": (lambda n: Sync(1, Priority.HIGH if n == 9 else Priority.LOW), lambda task, job: job.priority == 0),

@@ -76,6 +76,12 @@ RETURNED: dict[str, tuple[object, str, str | None]] = {
 }
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.mark.conformance(26)
 @pytest.mark.parametrize(("value", "outcome", "note"), RETURNED.values(), ids=RETURNED)
 def test_what_a_handler_returns_is_its_outcome(
@@ -303,14 +309,13 @@ def future() -> asyncio.Future[None]:
 
 
 WRONG: dict[str, tuple[t.Callable[[], t.Any], str]] = {
-    "a number": (lambda: 42, "a int"),
-    "a text": (lambda: "ok", "a str"),
-    "true": (lambda: True, "a bool"),
+    "a number": (lambda: 42, "type int"),
+    "a text": (lambda: "ok", "type str"),
+    "true": (lambda: True, "type bool"),
     "a class": (lambda: Completed, "the class Completed"),
-    "an awaitable": (coroutine, "a coroutine"),
-    "a generator": (generator, "a generator"),
-    "a future": (future, "a Future"),
-    "a pause of a number": (lambda: Pause(t.cast(dt.timedelta, 5)), "timedelta"),
+    "an awaitable": (coroutine, "type coroutine"),
+    "a generator": (generator, "type generator"),
+    "a future": (future, "type Future"),
 }
 
 
@@ -328,6 +333,13 @@ def test_a_wrong_return_is_a_failure_that_names_it(
     assert job is not None
     assert (entry.outcome, entry.evidence, job.carry) == ("retried", {"seen": True}, None)
     assert named in (entry.note or "")
+
+
+@pytest.mark.conformance(32)
+def test_a_pause_of_a_number_is_refused_where_it_is_made() -> None:
+    """So that the traceback shows the line."""
+    with pytest.raises(TypeError, match="resume_in"):
+        Pause(t.cast(dt.timedelta, 5))
 
 
 class Own(BaseException):

@@ -28,10 +28,10 @@ PACKAGE = Path(venturi.__file__).parent
 
 LAYERS = (
     ("backoff", "checks", "errors", "ids", "outcome", "text", "values"),
-    ("_forms", "codec", "context", "registry", "task"),
+    ("_forms", "carry", "codec", "context", "registry", "task"),
     ("store",),
     ("telemetry",),
-    ("queue",),
+    ("merging", "queue"),
     ("worker",),
     ("__main__", "cli", "demo", "embedded", "testing"),
 )

@@ -38,6 +38,12 @@ def waits(started: threading.Event) -> t.Callable[[t.Any, Context], None]:
     return handle
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
 @pytest.mark.conformance(34)
 def test_a_run_that_gives_way_at_shutdown_is_released(queue: venturi.Queue) -> None:
     """It counts as no failure, and the job is pending again at once."""

@@ -46,6 +46,12 @@ class Keyed:
 
 
 @pytest.fixture
+def schema(emptied: str) -> str:
+    """One schema for all tests here, emptied after each."""
+    return emptied
+
+
+@pytest.fixture
 def aside() -> cabc.Iterator[ThreadPoolExecutor]:
     """Threads for what has to wait."""
     with ThreadPoolExecutor(4) as pool:

@@ -14,6 +14,8 @@ __all__ = ["Combine", "Completed", "Independent", "Keep", "Merge", "Outcome", "P
 
 T = TypeVar("T")
 
+_span = attrs.validators.instance_of(dt.timedelta)
+
 
 @attrs.frozen
 class Completed:
@@ -33,9 +35,12 @@ class Pause:
     Args:
         resume_in: Time until the next run. Default: zero, due at once but behind its peers. Negative counts as zero.
         note: Text for the journal, cut at 8 KiB. Default: None, no note.
+
+    Raises:
+        TypeError: ``resume_in`` is no timedelta.
     """
 
-    resume_in: dt.timedelta = dt.timedelta(0)
+    resume_in: dt.timedelta = attrs.field(default=dt.timedelta(0), validator=_span)
     note: str | None = None
 
 
@@ -54,9 +59,12 @@ class Replace:
 
     Args:
         delay: Due that long after now. Default: None, the earlier of the existing and the requested time.
+
+    Raises:
+        TypeError: ``delay`` is no timedelta.
     """
 
-    delay: dt.timedelta | None = None
+    delay: dt.timedelta | None = attrs.field(default=None, validator=attrs.validators.optional(_span))
 
 
 @attrs.frozen
@@ -68,13 +76,16 @@ class Combine(t.Generic[T]):
         carry: The carry to store. Left out: the existing one stays.
         priority: Default: None, the priority that the new enqueue asked for.
         delay: Due that long after now. Default: None, the earlier of the existing and the requested time.
+
+    Raises:
+        TypeError: ``delay`` is no timedelta.
     """
 
     task: T
     # By a factory: as a plain default attrs takes NOTHING to mean that there is none.
     carry: object = attrs.field(factory=lambda: attrs.NOTHING)
     priority: Priority | None = None
-    delay: dt.timedelta | None = None
+    delay: dt.timedelta | None = attrs.field(default=None, validator=attrs.validators.optional(_span))
 
 
 @attrs.frozen

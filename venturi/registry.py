@@ -46,6 +46,8 @@ class Handler(t.Generic[T]):
     ) -> None:
         if not callable(fn) or isinstance(fn, type):
             raise ConfigError(f"a handler must be a function, not {fn!r}; a task class goes into handler(task=...)")
+        if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+            raise ConfigError(f"{fn.__qualname__} is a coroutine function: handlers are plain functions")
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.task = task
@@ -267,10 +269,9 @@ def _check_carry(handler: Handler[t.Any], task: TaskType) -> None:
         return
     carry = t.get_args(annotation)[0]
     declared = type(None) if task.carry is None else task.carry
+    told = "no carry" if task.carry is None else f"carry={_name(declared)}"
     if carry is not declared and carry is not t.Any and carry != declared and not isinstance(carry, t.TypeVar):
-        raise ConfigError(
-            f"{handler.name}: takes Context[{_name(carry)}], but {_name(task.cls)} declares carry={_name(declared)}"
-        )
+        raise ConfigError(f"{handler.name}: takes Context[{_name(carry)}], but {_name(task.cls)} declares {told}")
 
 
 def _name(thing: t.Any) -> str:

@@ -96,7 +96,7 @@ def task(
     def wrap(cls: type[U]) -> type[U]:
         if not isinstance(cls, type):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
             raise ConfigError(f"@venturi.task({kind!r}) decorates a class, not {cls!r}")
-        made = cls if "__attrs_attrs__" in vars(cls) else attrs.frozen(cls)
+        made = cls if "__attrs_attrs__" in vars(cls) else attrs.frozen(_bare(cls))
         made.__venturi_task__ = TaskType(cls=made, **described)  # type: ignore[attr-defined]
         return made
 
@@ -140,6 +140,8 @@ def dedup_key(value: object) -> str | None:
 
 
 def _kind(option: str, value: object) -> str:
+    if isinstance(value, type):
+        raise ConfigError(f'@venturi.task needs a kind: write @venturi.task("some.kind") above {value.__qualname__}')
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{option}={value!r}: must be a text of 1 to {KIND_BYTES} bytes")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
@@ -147,6 +149,13 @@ def _kind(option: str, value: object) -> str:
     if len(value.encode()) > KIND_BYTES:
         raise ConfigError(f"{option}={value[:40]!r}...: must take at most {KIND_BYTES} bytes")
     return value
+
+
+def _bare(cls: type[U]) -> type[U]:
+    if "__init__" in vars(cls):
+        made_by = "@dataclass" if "__dataclass_fields__" in vars(cls) else "its own __init__"
+        raise ConfigError(f"{cls.__qualname__}: a task is made an attrs class, which {made_by} stands in the way of")
+    return cls
 
 
 def _names(aliases: Iterable[str]) -> tuple[str, ...]:

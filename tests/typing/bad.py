@@ -1,6 +1,7 @@
 """Wrong uses: both checkers refuse each marked line, and no other."""
 
 import attrs
+import psycopg
 from ok import App, Cursor, ImportFeed, Welcome, feed, plain, queue, welcome
 
 import venturi
@@ -125,3 +126,13 @@ venturi.testing.call(welcome, ImportFeed("x"))  # bad
 print(venturi.testing.call(feed, ImportFeed("x"), carry=Cursor()).carry.pge)  # bad
 venturi.testing.call(feed, ImportFeed("x"), cancelled="tired")  # bad
 venturi.testing.drain("dsn")  # bad
+venturi.testing.call(feed, Welcome(7), carry=Cursor())  # bad
+print(venturi.testing.call(feed, ImportFeed("x")).outcme)  # bad
+
+
+def test_looks(conn: psycopg.Connection) -> None:
+    venturi.testing.drain(conn, now=60)  # bad
+    print(venturi.testing.queued(conn, Welcome)[0].user)  # bad
+    print(venturi.testing.assert_enqueued(conn, Welcome).user)  # bad
+    with venturi.testing.using("dsn"):  # bad
+        print(venturi.testing.drain(conn)[0].result)  # bad

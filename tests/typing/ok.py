@@ -156,3 +156,16 @@ def test_feed(conn: psycopg.Connection) -> None:
     assert [each.user_id for each in venturi.testing.queued(conn, Welcome, queue=queue)] == [7]
     assert venturi.testing.assert_enqueued(conn, Welcome, queue=queue, user_id=7).locale == "en"
     assert venturi.testing.drain(conn, queue=queue, now=SECOND, state=App(), limit=10)
+
+
+def test_sign_up(conn: psycopg.Connection, rows: DictConnection) -> None:
+    first = venturi.testing.call(feed, ImportFeed("x"), history=[], cancelled="operator", id=uuid.uuid4())
+    assert first.outcome is None
+    with venturi.testing.using(rows, queue=queue):
+        plain.enqueue(Welcome(7))
+    for run in venturi.testing.drain(rows, queue=queue, now=dt.datetime.now(dt.UTC), backstop=None):
+        assert run.outcome == "completed", run.note
+        if run.error is not None:
+            raise run.error
+    mixed: list[t.Any] = venturi.testing.queued(conn)
+    assert mixed == [Welcome(7)]

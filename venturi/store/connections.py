@@ -191,7 +191,8 @@ def schema_errors(schema: str) -> Generator[None]:
         yield
     except (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn) as error:
         raise SchemaError(
-            f"the schema {schema!r} holds no queue of this version: run `venturi migrate`: {error}"
+            f"the schema {schema!r} holds no queue of this version: run `venturi migrate`
+            ({error.diag.message_primary})"
         ) from error
 
 

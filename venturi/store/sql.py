@@ -163,9 +163,10 @@ SELECT (x->>0)::uuid, (x->>1)::bigint, (x->>2)::bigint, {now}, 6, x->>3, x->>4, 
 
 # --- Claim
 
-# live_lane serves each lane's look at its head, which locks nothing. Each candidate gets the position in the rotation that
-# its rank within its tier earns, or one after all positions when its tier has no more of them; those are ordered by the
-# fallback of the tier that was short of jobs. Room of capped kinds is filled in that same order. Only the chosen are locked.
+# live_lane serves each lane's look at its head, which locks nothing. Each candidate gets the position in the rotation
+# that its rank within its tier earns, or one after all positions when its tier has no more of them; those are ordered
+# by the fallback of the tier that was short of jobs. Room of capped kinds is filled in that same order. Only the
+# chosen are locked.
 CLAIM = """
 WITH peeked AS MATERIALIZED (
   SELECT p.tid, p.visible_at, a.tier, a.room, a.task,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 from typing_extensions import TypeVar
 
-from venturi import checks, codec
+from venturi import codec
 from venturi.carry import read_carry, write_carry
 from venturi.context import Context, RunSignal, enter
 from venturi.errors import Reason
@@ -162,10 +162,7 @@ def _signal(type_: TaskType, cancelled: Reason | None) -> RunSignal:
 
 
 def _returned(result: object) -> Outcome:
-    if isinstance(result, Pause):
-        checks.delay("Pause(resume_in=...)", result.resume_in)
-        return result
-    if result is None or isinstance(result, Completed):
+    if result is None or isinstance(result, (Completed, Pause)):
         return result
     if inspect.iscoroutine(result):
         result.close()

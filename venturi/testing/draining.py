@@ -106,12 +106,17 @@ def drain(
     """
     drained = chosen(queue)
     checks.whole("limit", limit, 1)
-    clock = _Clock(drained.schema)
+    _check(conn)
+    clock = _Clock(drained.schema, _instant(conn, now))
     with drained.store.lent(conn, clock), _unprepared(conn), schema_errors(drained.schema):
-        if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
-            raise ConfigError("drain() needs a transaction: wrap it in `with conn.transaction():`")
-        clock.set(_instant(conn, now))
         return _Drain(conn, drained, clock, state, backstop).runs(limit)
+
+
+def _check(conn: Connection) -> None:
+    if not isinstance(conn, psycopg.Connection):  # pyright: ignore[reportUnnecessaryIsInstance] - not all are typed
+        raise TypeError(f"conn must be a psycopg.Connection, not {type(conn).__name__}")
+    if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
+        raise ConfigError("drain() needs a transaction: wrap it in `with conn.transaction():`")
 
 
 class _Drain:
@@ -201,11 +206,8 @@ class _Witness:
 class _Clock(Sql):
     """Statements whose clock stands still, but for a step with each of them."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, instant: dt.datetime) -> None:
         super().__init__(schema, now="{clock}", notify=False)
-        self._instant = LATEST_INSTANT
-
-    def set(self, instant: dt.datetime) -> None:
         self._instant = instant
 
     def __call__(self, template: str) -> bytes:

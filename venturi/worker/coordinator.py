@@ -159,7 +159,7 @@ class Coordinator:
         while (self._ended or stragglers) and time.monotonic() < deadline:
             wait = self._part.attempt(last_turn)
             if self._ended or stragglers:
-                time.sleep(max(wait, 0.02))
+                time.sleep(min(max(wait, 0.02), 0.25))  # not the whole wait of an outage: there is no later
         return released
 
     def _give_back(self, stragglers: Sequence[Run], released: list[Run]) -> list[Run]:
@@ -176,8 +176,9 @@ class Coordinator:
         for run in stragglers:
             if run in locked:
                 continue
-            self._flight.remove(run)
+            # A run whose claim was lost stays in flight: its handler still runs, and is not to be waited for.
             if run.claim.id not in answers or answers[run.claim.id].done:
+                self._flight.remove(run)
                 released.append(run)
                 self._telemetry.count("venturi.released", venturi__kind=run.claim.kind)
         return locked

@@ -140,6 +140,7 @@ class Listener:
             if self._lost:
                 self._lost = False
                 self._reconnected()
+            return
         self._settle_parking(session)
         readable = self._pause([session.fileno(), self._here], PING_SECONDS)
         if self._stopping:

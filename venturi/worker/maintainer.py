@@ -79,6 +79,10 @@ class Maintainer:
         """Look at the requests to cancel now."""
         self._poked.set()
 
+    def retry(self) -> None:
+        """Try to connect now: another part has reached the database."""
+        self._poked.set()
+
     def stop(self, timeout: float) -> None:
         """End the thread, taking this worker's row with it."""
         self._stopping = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable, Sequence
 
 import psycopg
 
@@ -31,18 +32,28 @@ class Retry:
         self._next = self._first
 
 
+LEADER = "coordinator"
+
+
 class Outages:
     """Which parts of one worker cannot reach the database. The first one to fail is logged, and the last one to
     recover.
 
+    While the coordinator is among them, the others leave most of the trying to it, and are called when it has
+    succeeded: so a server that comes back is not met by all threads of all workers, and all are back at once.
+
     Args:
         name: The worker, for the log.
+
+    Attributes:
+        calls: Called when a part works again while others do not yet.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
         self._failing: set[str] = set()
+        self.calls: Sequence[Callable[[], None]] = ()
 
     def began(self, part: str, error: Exception) -> None:
         """Note that a part has met an error."""
@@ -61,6 +72,13 @@ class Outages:
             last = not self._failing
         if last:
             logger.warning("%s: the database trouble is over", self._name)
+            return
+        for call in self.calls:
+            call()
+
+    def follows(self, part: str) -> bool:
+        """Whether the part may leave the trying to the coordinator."""
+        return part != LEADER and LEADER in self._failing
 
 
 def describe(error: Exception) -> str:

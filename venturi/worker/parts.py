@@ -102,6 +102,7 @@ class Parts:
                 reconnected=lambda: telemetry.count("venturi.listener.reconnects"),
                 failed=failed,
             )
+        outages.calls = [part.retry for part in (self._maintainer, self._listener) if part is not None]
         self.coordinator: Coordinator = Coordinator(
             lambda: store.session("venturi coordinator", patience),
             claiming,

@@ -227,21 +227,17 @@ def _returned(result: object) -> _End:
     if isinstance(result, Completed):
         return _End("completed", None if result.note is None else text.note(result.note))
     if isinstance(result, Pause):
-        try:
-            delay = result.resume_in // _MICROSECOND
-        except TypeError as error:
-            return _End(
-                "retried", f"Pause(resume_in=...) must hold a timedelta: {text.describe(error)}", keeps_carry=True
-            )
-        return _End("paused", None if result.note is None else text.note(result.note), delay=delay)
+        note = None if result.note is None else text.note(result.note)
+        return _End("paused", note, delay=result.resume_in // _MICROSECOND)
     if inspect.iscoroutine(result):
         result.close()
-    note = f"the handler returned {text.note(_named(result))}, which is none of None, Completed and Pause"
-    return _End("retried", note, keeps_carry=True)
+    problem = f"the handler returned {text.note(_named(result))}, which is none of None, Completed and Pause"
+    return _End("retried", problem, keeps_carry=True)
 
 
 def _named(result: object) -> str:
-    return f"the class {result.__qualname__}" if isinstance(result, type) else f"a {type(result).__qualname__}"
+    return f"the class {result.__qualname__}" if isinstance(result, type) else f"an object of type
+    {type(result).__qualname__}"
 
 
 def _evidence(given: dict[str, object]) -> tuple[str | None, str | None]:

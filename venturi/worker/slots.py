@@ -13,6 +13,7 @@ from venturi.worker.flight import Inbox, Run
 
 __all__ = ["Slots"]
 
+
 class Slots:
     """A fixed number of slots.
 

@@ -18,6 +18,9 @@ __all__ = ["Part"]
 
 logger: logging.Logger = logging.getLogger("venturi.worker")
 
+FOLLOWING = 15.0
+"""Seconds between the tries of a part while the coordinator tries too."""
+
 FOR_GOOD = 10
 """Steps in a row that fail for another reason than the database, after which a part has failed for good."""
 
@@ -61,7 +64,8 @@ class Part:
         except (psycopg.Error, OSError) as error:
             self._outages.began(self.name, error)
             self.disconnect()
-            return self._retry.wait()
+            wait = self._retry.wait()
+            return max(wait, FOLLOWING) if self._outages.follows(self.name) else wait
         except Exception as error:
             self.disconnect()
             self._odd += 1

@@ -1,0 +1,344 @@
+"""Hours of mixed work while everything is killed at random: ``python -m tests.soak --minutes 60`` from the checkout.
+
+Several worker and producer processes share one queue. Now and then one of them is killed or asked to stop, or a session
+of theirs is ended by the server, while an old snapshot is held open. In the end every job that was enqueued must be
+completed, or dead where that was to be expected, and the journal must have each of its runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections.abc as cabc
+import contextlib
+import datetime as dt
+import logging
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import typing as t
+import uuid
+
+import attrs
+import psycopg
+from psycopg import sql
+
+import venturi
+from venturi import embedded
+
+# The helpers lie beside this file, where only pytest looks by itself.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from faults.accounting import accounted  # noqa: E402
+
+SCHEMA = "soak"
+WORKERS, PRODUCERS, SLOTS = 3, 2, 4
+REPORT = 10.0
+"""Seconds between two lines of the report."""
+
+ENOUGH = 3000
+"""Unfinished jobs at which producers wait."""
+
+QUICK = venturi.Backoff(0.05, 1.0)
+
+
+@venturi.task("plain", backoff=QUICK)
+class Plain:
+    seconds: float
+
+
+@venturi.task("flaky", backoff=QUICK)
+class Flaky:
+    failures: int
+
+
+@venturi.task("bad", backoff=QUICK)
+class Bad:
+    """Ends dead, whatever happens."""
+
+
+@venturi.task("capped", backoff=QUICK, priority=venturi.Priority.LOW)
+class Capped:
+    seconds: float
+
+
+@venturi.task("keyed", backoff=QUICK, priority=venturi.Priority.HIGH)
+class Keyed:
+    key: int
+
+    def dedup_key(self) -> int:
+        return self.key
+
+
+@attrs.define
+class Pages:
+    read: int = 0
+
+
+@venturi.task("paged", backoff=QUICK, carry=Pages)
+class Paged:
+    pages: int
+
+
+# --- The processes
+
+
+def work(dsn: str) -> None:
+    """A worker process."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s")
+    queue: venturi.Queue = venturi.Queue(SCHEMA, dsn=dsn)
+
+    @queue.handler
+    def plain(task: Plain) -> None:
+        time.sleep(task.seconds)
+
+    @queue.handler
+    def flaky(task: Flaky, ctx: venturi.Context) -> None:
+        if ctx.failure_count < task.failures:
+            raise RuntimeError("as told")
+
+    @queue.handler
+    def bad(task: Bad) -> None:
+        raise venturi.PermanentError("as told")
+
+    @queue.handler(cap=1)
+    def capped(task: Capped) -> None:
+        time.sleep(task.seconds)
+
+    @queue.handler
+    def keyed(task: Keyed) -> None:
+        time.sleep(0.005)
+
+    @queue.handler
+    def paged(task: Paged, ctx: venturi.Context[Pages]) -> venturi.Outcome:
+        ctx.carry.read += 1
+        return None if ctx.carry.read >= task.pages else venturi.Pause(dt.timedelta(milliseconds=50))
+
+    queue.work(concurrency=SLOTS, lease=3, poll=2, shutdown_timeout=5, backstop=None)
+
+
+def produce(dsn: str, ledger: str, seed: int) -> None:
+    """A producer process: it writes the id of every enqueue that was answered to the ledger, and goes on after errors."""
+    queue: venturi.Queue = venturi.Queue(SCHEMA, dsn=dsn)
+    dice = random.Random(seed)
+    with open(ledger, "a", buffering=1) as book:
+        for number in range(sys.maxsize):
+            with contextlib.suppress(psycopg.Error):
+                receipts = _enqueue(queue, dice)
+                book.writelines(f"{receipt.id}\n" for receipt in receipts)
+                while number % 20 == 0 and sum(k.ready for k in queue.stats().kinds.values()) > ENOUGH:
+                    time.sleep(0.2)
+            time.sleep(dice.uniform(0, 0.02))
+
+
+def _enqueue(queue: venturi.Queue, dice: random.Random) -> list[venturi.Receipt]:
+    tasks = [_task(dice) for _ in range(dice.choice((1, 1, 1, 5, 50)))]
+    delay = dt.timedelta(seconds=dice.choice((0, 0, 0, 0.5, 5)))
+    priority = dice.choice((None, None, *venturi.Priority))
+    if len(tasks) == 1:
+        return [queue.enqueue(tasks[0], delay=delay, priority=priority)]
+    return queue.enqueue_many(tasks, delay=delay, priority=priority)
+
+
+def _task(dice: random.Random) -> object:
+    makers: list[cabc.Callable[[], object]] = [
+        lambda: Plain(dice.choice((0.0, 0.0, 0.001, 0.01))),
+        lambda: Plain(0.0),
+        lambda: Flaky(dice.randrange(4)),
+        Bad,
+        lambda: Capped(0.002),
+        lambda: Keyed(dice.randrange(200)),
+        lambda: Paged(dice.randrange(1, 5)),
+        lambda: Plain(5.0 if dice.random() < 0.01 else 0.0),  # longer than the lease
+    ]
+    return dice.choice(makers)()
+
+
+# --- The conductor
+
+
+class Process:
+    """One of the processes, started again whenever it ends."""
+
+    def __init__(self, folder: pathlib.Path, *arguments: str) -> None:
+        self._arguments = arguments
+        self._words = folder / f"{arguments[0]}-{uuid.uuid4().hex[:6]}.log"
+        self.deaths = 0
+        self.start()
+
+    def start(self) -> None:
+        with self._words.open("a") as words:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.soak", "--as", *self._arguments],
+                stderr=words,
+                cwd=pathlib.Path(__file__).parents[1],
+            )
+
+    def keep_alive(self) -> None:
+        """Start it again if it has ended."""
+        if (status := self._process.poll()) is not None:
+            if status not in (0, -signal.SIGKILL):
+                raise SystemExit(f"a {self._arguments[0]} ended with {status}:\n{self.words}")
+            self.deaths += 1
+            self.start()
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self, number: signal.Signals) -> None:
+        """End it for good."""
+        self._process.send_signal(number)
+        status = self._process.wait(30)
+        if status not in (0, -number):
+            raise SystemExit(f"a {self._arguments[0]} ended with {status}:\n{self.words}")
+
+    @property
+    def memory(self) -> float:
+        """Its resident memory in MB."""
+        with contextlib.suppress(OSError, StopIteration):
+            lines = pathlib.Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+        return 0.0
+
+    @property
+    def words(self) -> str:
+        """The end of what it has logged."""
+        return self._words.read_text()[-4000:]
+
+
+class Soak:
+    """The whole of it.
+
+    Args:
+        dsn: Where to; the schema ``soak`` there is made anew.
+        seed: Of all random choices of this process.
+    """
+
+    def __init__(self, dsn: str, seed: int, folder: pathlib.Path) -> None:
+        self._dsn = dsn
+        self._dice = random.Random(seed)
+        self._queue: venturi.Queue = venturi.Queue(SCHEMA, dsn=dsn)
+        self._database = psycopg.connect(dsn, autocommit=True)
+        self._ask("DROP SCHEMA IF EXISTS {q} CASCADE")
+        self._queue.migrate()
+        self._ledgers = [folder / f"ledger-{n}" for n in range(PRODUCERS)]
+        self._workers = [Process(folder, "worker", dsn) for _ in range(WORKERS)]
+        self._producers = [Process(folder, "producer", dsn, str(book), str(seed + n))
+                           for n, book in enumerate(self._ledgers)]  # fmt: skip
+        self._began = self._told = time.monotonic()
+        self._ended = 0
+        self._harm = dict.fromkeys(("worker killed", "worker stopped", "producer killed", "session ended"), 0)
+
+    def run(self, minutes: float) -> None:
+        """Do harm until the time is over, then let everything come to its end, and count."""
+        end = self._began + minutes * 60
+        with psycopg.connect(self._dsn) as old:
+            old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            old.execute("SELECT 1")
+            while time.monotonic() < end:
+                time.sleep(self._dice.uniform(0.1, 2.0))
+                self._do_harm()
+                for process in (*self._workers, *self._producers):
+                    process.keep_alive()
+                self._tell()
+        for producer in self._producers:
+            producer.end(signal.SIGKILL)
+        self._drain()
+        for worker in self._workers:
+            worker.end(signal.SIGTERM)
+        self._count()
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        for process in (*self._workers, *self._producers):
+            process.send(signal.SIGKILL)
+        self._database.close()
+        self._queue.close()
+
+    def _do_harm(self) -> None:
+        what = self._dice.choice(list(self._harm))
+        self._harm[what] += 1
+        match what:
+            case "worker killed":
+                self._dice.choice(self._workers).send(signal.SIGKILL)
+            case "worker stopped":
+                self._dice.choice(self._workers).send(signal.SIGTERM)
+            case "producer killed":
+                self._dice.choice(self._producers).send(signal.SIGKILL)
+            case _:
+                self._ask("""SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                              WHERE application_name LIKE 'venturi %%' ORDER BY random() LIMIT 1""")
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + 180
+        while self._ask("SELECT 1 FROM {q}.live LIMIT 1"):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"not drained: {self._queue.stats()}")
+            for worker in self._workers:
+                worker.keep_alive()
+            time.sleep(0.5)
+            self._tell()
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if now - self._told < REPORT:
+            return
+        unfinished, dead_rows, ended = self._ask("""
+            SELECT (SELECT count(*) FROM {q}.live),
+                   (SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = %s::regclass),
+                   (SELECT count(*) FROM {q}.journal WHERE outcome IN (0, 3))""", f"{SCHEMA}.live")[0]  # fmt: skip
+        rate = (ended - self._ended) / (now - self._told)
+        memory = " ".join(f"{process.memory:.0f}" for process in (*self._workers, *self._producers))
+        print(
+            f"{now - self._began:6.0f} s  {rate:7.0f} ended/s  {unfinished:6} unfinished  {dead_rows:7} dead rows  "
+            f"memory {memory} MB",
+            flush=True,
+        )
+        self._told, self._ended = now, ended
+
+    def _count(self) -> None:
+        ids = {uuid.UUID(line) for book in self._ledgers for line in book.read_text().split("\n")[:-1]}
+        outcomes = accounted(self._dsn, SCHEMA, ids, statuses=("completed", "dead"), grace=20)
+        unexpected = self._ask("SELECT id, kind, status FROM {q}.all_jobs WHERE (status = 'dead') <> (kind = 'bad')")
+        if unexpected:
+            raise SystemExit(f"ended otherwise than expected: {unexpected[:20]}")
+        print(f"harm done: {self._harm}")
+        print(f"{len(ids)} jobs by their receipts, all accounted for; entries: {dict(outcomes)}")
+
+    def _ask(self, text: t.LiteralString, *parameters: object) -> list[tuple[t.Any, ...]]:
+        cursor = self._database.execute(sql.SQL(text).format(q=sql.Identifier(SCHEMA)), parameters)
+        return cursor.fetchall() if cursor.description else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long harm is done; default: 10")
+    parser.add_argument("--dsn", help="a server that may be used; default: a private one")
+    parser.add_argument("--seed", type=int, default=None, help="of the random choices; default: another each time")
+    parser.add_argument("--as", dest="role", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    match given.role:
+        case ["worker", dsn]:
+            work(dsn)
+        case ["producer", dsn, ledger, seed]:
+            produce(dsn, ledger, int(seed))
+        case _:
+            conduct(given.minutes, given.dsn, random.randrange(10**6) if given.seed is None else given.seed)
+
+
+def conduct(minutes: float, dsn: str | None, seed: int) -> None:
+    """Run the soak on the server given or on a private one."""
+    print(f"seed {seed}, {os.cpu_count()} cores", flush=True)
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        soak = Soak(dsn or stack.enter_context(embedded.server()).dsn, seed, folder)
+        stack.callback(soak.close)
+        soak.run(minutes)
+
+
+if __name__ == "__main__":
+    main()
