@@ -4,14 +4,15 @@
 
 Each mutation takes one condition out of `venturi/store/sql.py`, in a copy of the package that comes before the checkout
 on the import path, and runs the tests of that statement. "killed": a test failed, as it should. "survived": none did,
-and a test is missing. "broken": the statement does not run at all any more, which proves nothing. "redundant": a second
-condition does the same, as said beside the mutation; it must survive. The exit status is 1 unless all are killed or
-redundant. Takes some three minutes, and is no part of the test suite.
+and a test is missing. "broken": the statement does not run at all any more, which proves nothing. The exit status is 1
+unless all are killed. Takes some three minutes, and is no part of the test suite.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections.abc as cabc
+import contextlib
 import os
 import re
 import shutil
@@ -26,10 +27,10 @@ from queue import SimpleQueue
 from venturi import embedded
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVERS = 2
+STATEMENTS = "venturi/store/sql.py"
 WORKERS, OPERATORS = "tests/test_guards.py", "tests/test_guards_operators.py"
 EVERYTHING = (WORKERS, OPERATORS, "tests/test_model.py")
-BROKEN = re.compile(r"psycopg\.(?:ProgrammingError|errors\.(?:SyntaxError|Undefined|Ambiguous|Indeterminate|Datatype)\w*)")
+BROKEN = re.compile(r"psycopg\.(ProgrammingError|errors\.(SyntaxError|Undefined|Ambiguous|Indeterminate|Datatype))")
 
 TESTS: dict[str, tuple[str, str]] = {
     "CLAIM": (WORKERS, "claim"),
@@ -59,17 +60,13 @@ class Mutation(t.NamedTuple):
         guard: The condition, in words.
         old: Its text, which is in the statement exactly once.
         new: What stands there instead.
-        redundant: What else does the same; empty when nothing does.
     """
 
     statement: str
     guard: str
     old: str
     new: str
-    redundant: str = ""
 
-
-UNSEEN = "the newer version of a row is not seen by the UPDATE, whose snapshot is older"
 
 MUTATIONS = [
     Mutation("CLAIM", "kind", "l.kind = a.kind AND l.priority", "l.priority"),
@@ -79,9 +76,9 @@ MUTATIONS = [
     Mutation("CLAIM", "unclaimed", "AND l.owner IS NULL\n      ORDER BY", "\n      ORDER BY"),
     Mutation("CLAIM", "room", "taken <= room", "taken <= room + 100"),
     Mutation("CLAIM", "count", "visible_at LIMIT %s)", "visible_at LIMIT %s + 100)"),
-    Mutation("CLAIM", "chosen", "r.ctid = c.tid AND", "", ),
-    Mutation("CLAIM", "still unclaimed", "AND r.owner IS NULL", "", UNSEEN),
-    Mutation("CLAIM", "still due", "AND r.visible_at <=", "AND timestamptz '-infinity' <=", UNSEEN),
+    Mutation("CLAIM", "chosen", "r.ctid = c.tid AND", ""),
+    Mutation("CLAIM", "still unclaimed", "AND r.owner IS NULL", ""),
+    Mutation("CLAIM", "still due", "AND r.visible_at <=", "AND timestamptz '-infinity' <="),
     Mutation("CLAIM", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
     Mutation("CLAIM", "own body", "WHERE j.id = c.id", ""),
     Mutation("NEXT_DUE", "kind", "l.kind = a.kind AND", ""),
@@ -95,7 +92,8 @@ MUTATIONS = [
     Mutation("SETTLE", "lease", "AND (NOT %s::bool OR r.lease_until < {now})\n       LIMIT",
              "AND %s::bool IS NOT NULL\n       LIMIT"),
     Mutation("SETTLE", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
-    Mutation("SETTLE", "deleted rows", "WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held WHERE outcome IN (0, 3, 7)))", ""),
+    Mutation("SETTLE", "deleted rows", "WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held WHERE outcome IN (0, 3, 7)))",
+             ""),
     Mutation("SETTLE", "deleted outcomes", "held WHERE outcome IN (0, 3, 7)", "held"),
     Mutation("SETTLE", "updated rows", "WHERE r.ctid = h.tid AND", "WHERE"),
     Mutation("SETTLE", "updated outcomes", "AND h.outcome IN (1, 2, 4, 5)", ""),
@@ -105,7 +103,8 @@ MUTATIONS = [
     Mutation("SETTLE", "dead only", "FROM ended WHERE outcome = 3", "FROM ended"),
     Mutation("SETTLE", "ours: id", "WHERE r.id = g.id AND r.run_count = g.run AND r.owner = g.owner AND (",
              "WHERE r.run_count = g.run AND r.owner = g.owner AND ("),
-    Mutation("SETTLE", "ours: run", "AND r.run_count = g.run AND r.owner = g.owner AND (", "AND r.owner = g.owner AND ("),
+    Mutation("SETTLE", "ours: run", "AND r.run_count = g.run AND r.owner = g.owner AND (",
+             "AND r.owner = g.owner AND ("),
     Mutation("SETTLE", "ours: owner", "AND r.owner = g.owner AND (", "AND ("),
     Mutation("SETTLE", "ours: lease", "AND (NOT %s::bool OR r.lease_until < {now})\n     LIMIT",
              "AND %s::bool IS NOT NULL\n     LIMIT"),
@@ -117,12 +116,14 @@ MUTATIONS = [
     Mutation("RENEW", "id", "WHERE r.id = g.id AND r.run_count = g.run AND r.owner = %s LIMIT 1 FOR",
              "WHERE r.run_count = g.run AND r.owner = %s LIMIT 1 FOR"),
     Mutation("RENEW", "run", "AND r.run_count = g.run AND r.owner = %s LIMIT 1 FOR", "AND r.owner = %s LIMIT 1 FOR"),
-    Mutation("RENEW", "owner", "AND r.owner = %s LIMIT 1 FOR", "AND %s::uuid IS NOT NULL AND r.owner IS NOT NULL LIMIT 1 FOR"),
+    Mutation("RENEW", "owner", "AND r.owner = %s LIMIT 1 FOR",
+             "AND %s::uuid IS NOT NULL AND r.owner IS NOT NULL LIMIT 1 FOR"),
     Mutation("RENEW", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
     Mutation("RENEW", "renewed rows", "WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held))", "WHERE r.owner IS NOT NULL"),
     Mutation("RENEW", "ours: id", "WHERE r.id = g.id AND r.run_count = g.run AND r.owner = %s LIMIT 1) o",
              "WHERE r.run_count = g.run AND r.owner = %s LIMIT 1) o"),
-    Mutation("RENEW", "ours: run", "AND r.run_count = g.run AND r.owner = %s LIMIT 1) o", "AND r.owner = %s LIMIT 1) o"),
+    Mutation("RENEW", "ours: run", "AND r.run_count = g.run AND r.owner = %s LIMIT 1) o",
+             "AND r.owner = %s LIMIT 1) o"),
     Mutation("RENEW", "ours: owner", "AND r.owner = %s LIMIT 1) o", "AND %s::uuid IS NOT NULL LIMIT 1) o"),
     Mutation("EXPIRED", "lane", "WHERE l.kind = a.kind AND l.priority = a.priority", ""),
     Mutation("EXPIRED", "lease", "WHERE e.lease_until < {now}", "WHERE e.owner IS NOT NULL"),
@@ -155,7 +156,8 @@ MUTATIONS = [
     Mutation("SWEEP_CANCELS", "done with: ended", "OR NOT EXISTS (SELECT FROM {q}.live r WHERE r.id = a.job_id)", ""),
     Mutation("SWEEP_CANCELS", "not done with", "WHERE r.id = a.job_id))", "WHERE false))"),
     Mutation("REQUEUE", "id", "(%s::uuid IS NULL OR x.id = %s)", "(%s::uuid IS NULL OR %s::uuid IS NOT NULL)"),
-    Mutation("REQUEUE", "kind", "(%s::text[] IS NULL OR x.kind = ANY (%s))", "(%s::text[] IS NULL OR %s::text[] IS NOT NULL)"),
+    Mutation("REQUEUE", "kind", "(%s::text[] IS NULL OR x.kind = ANY (%s))",
+             "(%s::text[] IS NULL OR %s::text[] IS NOT NULL)"),
     Mutation("REQUEUE", "oldest", "ORDER BY x.died_at LIMIT", "ORDER BY x.died_at DESC LIMIT"),
     Mutation("REQUEUE", "limit", "x.died_at LIMIT %s", "x.died_at LIMIT %s + 100"),
     Mutation("REQUEUE", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
@@ -164,7 +166,8 @@ MUTATIONS = [
     Mutation("REQUEUE", "own requests", "WHERE c.job_id IN (SELECT id FROM hot)", ""),
     Mutation("CLEANUP", "status", "AND e.outcome = ANY (%s::smallint[])", "AND %s::smallint[] IS NOT NULL"),
     Mutation("CLEANUP", "before", "AND e.recorded_at < %s", "AND %s::timestamptz IS NOT NULL"),
-    Mutation("CLEANUP", "kind", "(%s::text[] IS NULL OR e.kind = ANY (%s))", "(%s::text[] IS NULL OR %s::text[] IS NOT NULL)"),
+    Mutation("CLEANUP", "kind", "(%s::text[] IS NULL OR e.kind = ANY (%s))",
+             "(%s::text[] IS NULL OR %s::text[] IS NOT NULL)"),
     Mutation("CLEANUP", "finished", "AND NOT EXISTS (SELECT FROM {q}.live l WHERE l.id = e.job_id)", ""),
     Mutation("CLEANUP", "last end", "AND n.id > e.id AND n.outcome IN (0, 3, 7, 8))", "AND false)"),
     Mutation("CLEANUP", "limit", "ORDER BY e.recorded_at LIMIT %s", "ORDER BY e.recorded_at LIMIT %s + 100"),
@@ -190,69 +193,81 @@ def mutated(source: str, mutation: Mutation) -> str:
     return source[: found.start(1)] + found[1].replace(mutation.old, mutation.new) + source[found.end(1) :]
 
 
-def tested(dsn: str, source: str, *arguments: str) -> tuple[int, str]:
-    """Run tests against a copy of the package with this module of statements; exit status and output."""
-    with tempfile.TemporaryDirectory(prefix="venturi-mutation-") as folder:
-        for name in ("venturi", "migrations"):
-            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
-        Path(folder, "venturi/store/sql.py").write_text(source)
+class Place(t.NamedTuple):
+    """Where one mutation is tested at a time: a copy of the package, and a server."""
+
+    folder: str
+    dsn: str
+
+    def test(self, source: str, *arguments: str) -> tuple[int, str]:
+        """Run tests with this module of statements; exit status and output."""
+        Path(self.folder, STATEMENTS).write_text(source)
         environment = os.environ | {
-            "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "VENTURI_TEST_DATABASE_URL": dsn,
+            "PYTHONPATH": self.folder, "PYTHONDONTWRITEBYTECODE": "1", "VENTURI_TEST_DATABASE_URL": self.dsn,
         }  # fmt: skip
         command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "--tb=short", *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+        return done.returncode, done.stdout + done.stderr
 
 
-def verdict(dsn: str, source: str, mutation: Mutation, tests: t.Sequence[str]) -> str:
+@contextlib.contextmanager
+def place() -> cabc.Iterator[Place]:
+    """A place for the time of the block."""
+    with tempfile.TemporaryDirectory(prefix="venturi-mutation-") as folder, embedded.server() as server:
+        for name in ("venturi", "migrations"):
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        yield Place(folder, server.dsn)
+
+
+def verdict(place: Place, source: str, mutation: Mutation, tests: cabc.Sequence[str]) -> str:
     """What became of one mutation."""
     file, names = TESTS[mutation.statement]
-    code = mutated(source, mutation)
     for arguments in [(*tests,)] if tests else [(file, "-k", names), EVERYTHING]:
-        status, output = tested(dsn, code, *arguments)
+        status, output = place.test(mutated(source, mutation), *arguments)
         if status not in (0, 1) or BROKEN.search(output):
             return f"broken\n{output}"
         if status == 1:
-            return "killed" if not mutation.redundant else "killed, though called redundant"
-    return "redundant" if mutation.redundant else "survived"
+            return "killed"
+    return "survived"
+
+
+def judged(source: str, mutations: cabc.Sequence[Mutation], tests: cabc.Sequence[str], places: list[Place]) -> int:
+    """Judge at several places at once; how many are not killed."""
+    free: SimpleQueue[Place] = SimpleQueue()
+    for place in places:
+        free.put(place)
+
+    def judge(mutation: Mutation) -> str:
+        place = free.get()
+        try:
+            return verdict(place, source, mutation, tests)
+        finally:
+            free.put(place)
+
+    bad = 0
+    with ThreadPoolExecutor(len(places)) as pool:
+        for mutation, answer in zip(mutations, pool.map(judge, mutations), strict=True):
+            bad += answer != "killed"
+            print(f"{mutation.statement:15} {mutation.guard:22} {answer}", flush=True)
+    return bad
 
 
 def main() -> int:
     """Judge the mutations; the exit status."""
     parser = argparse.ArgumentParser(description="Does a test fail without this condition?")
     parser.add_argument("statements", nargs="*", metavar="STATEMENT", help="only these, such as SETTLE")
-    parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="these tests instead of each statement's")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="these tests, not each statement's own")
     given = parser.parse_args()
-    source = (ROOT / "venturi/store/sql.py").read_text()
-    chosen = [mutation for mutation in MUTATIONS if not given.statements or mutation.statement in given.statements]
+    source = (ROOT / STATEMENTS).read_text()
     for mutation in MUTATIONS:
         mutated(source, mutation)
-    with embedded.server() as one, embedded.server() as two:
-        status, output = tested(one.dsn, source, *(given.tests or EVERYTHING[:2]))
+    chosen = [mutation for mutation in MUTATIONS if not given.statements or mutation.statement in given.statements]
+    with place() as one, place() as two:
+        status, output = one.test(source, *(given.tests or EVERYTHING[:2]))
         if status:
             raise SystemExit(f"the tests fail without any mutation:\n{output}")
-        return judged(source, chosen, given.tests, [one.dsn, two.dsn])
-
-
-def judged(source: str, mutations: t.Sequence[Mutation], tests: t.Sequence[str], servers: t.Sequence[str]) -> int:
-    """Judge on several servers at once; 1 unless all is well."""
-    free: SimpleQueue[str] = SimpleQueue()
-    for dsn in servers:
-        free.put(dsn)
-
-    def judge(mutation: Mutation) -> str:
-        dsn = free.get()
-        try:
-            return verdict(dsn, source, mutation, tests)
-        finally:
-            free.put(dsn)
-
-    bad = 0
-    with ThreadPoolExecutor(len(servers)) as pool:
-        for mutation, answer in zip(mutations, pool.map(judge, mutations), strict=True):
-            bad += answer not in ("killed", "redundant")
-            print(f"{mutation.statement:15} {mutation.guard:22} {answer}", flush=True)
-    print(f"{len(mutations)} mutations, {bad} to be looked at")
+        bad = judged(source, chosen, given.tests, [one, two])
+    print(f"{len(chosen)} mutations, {bad} to be looked at")
     return int(bad > 0)
 
 

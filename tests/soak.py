@@ -181,7 +181,7 @@ class Process:
     def keep_alive(self) -> None:
         """Start it again if it has ended."""
         if (status := self._process.poll()) is not None:
-            if status not in (0, -signal.SIGKILL):
+            if status not in (0, -signal.SIGKILL, -signal.SIGTERM):
                 raise SystemExit(f"a {self._arguments[0]} ended with {status}:\n{self.words}")
             self.deaths += 1
             self.start()

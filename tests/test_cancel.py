@@ -11,10 +11,10 @@ import uuid
 
 import psycopg
 import pytest
-
-import venturi
 from fixtures.waiting import eventually
 from fixtures.work import ended, until, working
+
+import venturi
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -118,7 +118,8 @@ def test_the_run_of_a_cancelled_job_is_told_within_a_renewal_where_they_do_not(
 
 @pytest.mark.conformance(203)
 @pytest.mark.parametrize(
-    ("end", "status"), [("complete", "completed"), ("pause", "cancelled"), ("check", "cancelled"), ("fail", "cancelled")]
+    ("end", "status"),
+    [("complete", "completed"), ("pause", "cancelled"), ("check", "cancelled"), ("fail", "cancelled")],
 )
 def test_a_run_that_was_told_completes_or_is_cancelled(
     queue: venturi.Queue, started: threading.Semaphore, end: str, status: str
@@ -145,7 +146,11 @@ def test_a_finished_or_unknown_job_cannot_be_cancelled(queue: venturi.Queue) -> 
     def complete(task: Short) -> None:
         pass
 
-    finished = [queue.enqueue(Short()).id, queue.enqueue(Long()).id, queue.enqueue(Short(), priority=venturi.Priority.LOW).id]
+    finished = [
+        queue.enqueue(Short()).id,
+        queue.enqueue(Long()).id,
+        queue.enqueue(Short(), priority=venturi.Priority.LOW).id,
+    ]
     assert queue.cancel(finished[2])
     with working(queue):
         ended(queue, finished[0])

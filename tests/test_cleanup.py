@@ -10,10 +10,10 @@ import uuid
 
 import psycopg
 import pytest
-
-import venturi
 from fixtures.serverlog import ServerLog
 from fixtures.work import ended, working
+
+import venturi
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -45,7 +45,12 @@ def finished(queue: venturi.Queue) -> list[uuid.UUID]:
 
     jobs = list[uuid.UUID]()
     with working(queue, poll=0.02):
-        for task, status in ((Alpha(), "completed"), (Alpha(True), "dead"), (Beta(), "cancelled"), (Beta(), "completed")):
+        for task, status in (
+            (Alpha(), "completed"),
+            (Alpha(True), "dead"),
+            (Beta(), "cancelled"),
+            (Beta(), "completed"),
+        ):
             jobs.append(queue.enqueue(task, delay=dt.timedelta(hours=status == "cancelled")).id)
             if status == "cancelled":
                 assert queue.cancel(jobs[-1])
@@ -100,9 +105,7 @@ def test_kind_and_status_narrow_a_cleanup(
 
 
 @pytest.mark.conformance(217)
-def test_unfinished_jobs_are_never_deleted(
-    queue: venturi.Queue, finished: list[uuid.UUID], connect: Connect
-) -> None:
+def test_unfinished_jobs_are_never_deleted(queue: venturi.Queue, finished: list[uuid.UUID], connect: Connect) -> None:
     """Not a pending one, not a claimed one, and not one that was dead once and has been sent back."""
     pending, claimed = queue.enqueue(Alpha()).id, queue.enqueue(Alpha()).id
     assert queue.requeue(finished[1])
@@ -165,7 +168,9 @@ def test_two_cleanups_at_once_neither_block_nor_deadlock(schema: str, dsn: str, 
             assert len(rows) == 500
         fill(connection, schema, 3000)
         deleted = list[int]()
-        threads = [threading.Thread(target=lambda: deleted.append(queue.cleanup(finished_before=LATER))) for _ in range(2)]
+        threads = [
+            threading.Thread(target=lambda: deleted.append(queue.cleanup(finished_before=LATER))) for _ in range(2)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -16,12 +16,11 @@ import uuid
 
 import psycopg
 import pytest
-
-import venturi
 from fixtures.proxy import Proxy
-from fixtures.statements import Bell
 from fixtures.waiting import eventually
 from fixtures.work import parked, working
+
+import venturi
 from venturi.store import sql
 from venturi.worker import listener
 
@@ -211,7 +210,12 @@ def test_most_commits_do_not_notify_workers_that_keep_up(
 ) -> None:
     """Three workers that are idle again and again in between are notified by fewer than half of a thousand commits."""
     runs = Runs(queue)
-    with connect(autocommit=True) as ear, working(queue, poll=3600), working(queue, poll=3600), working(queue, poll=3600):
+    with (
+        connect(autocommit=True) as ear,
+        working(queue, poll=3600),
+        working(queue, poll=3600),
+        working(queue, poll=3600),
+    ):
         ear.execute(sql.Sql(queue.schema)(sql.LISTEN))
         _enqueue_from_threads(producer, threads=8, each=125)
         assert heard(ear) < 500

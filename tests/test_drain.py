@@ -210,12 +210,13 @@ def test_a_job_can_be_taken_through_its_retries(queue: venturi.Queue, conn: psyc
 
 
 def test_jobs_without_end_are_an_error_that_says_so(queue: venturi.Queue, conn: psycopg.Connection[t.Any]) -> None:
-    """It names the kind and leaves no job claimed; a queue that is empty at the bound is fine."""
+    """It names the kind, leaves no job claimed and nothing prepared; a queue that is empty at the bound is fine."""
     handles(queue, lambda number, ctx: queue.enqueue(Step(number + 1)) and None)
     queue.enqueue(Step(1), conn=conn)
     with pytest.raises(AssertionError, match=r"still due after 20 runs, most of them of the kind 'drain\.step'"):
         drain(conn, queue=queue, limit=20)
     assert queued(conn, queue=queue) == [Step(21)]
+    assert conn.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
     queue.cancel(queue.jobs(conn=conn, status="pending")[0].id, conn=conn)
     assert drain(conn, queue=queue, limit=1) == []
 

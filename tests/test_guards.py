@@ -8,8 +8,8 @@ import typing as t
 import uuid
 
 import pytest
-from fixtures.claims import claiming, session
-from fixtures.rows import Rows, home, locked, rows
+from fixtures.claims import claiming
+from fixtures.rows import Rows, locked, rows
 from psycopg import sql
 
 from venturi.store.claiming import Ask, Claiming, Ending, Turn, Unsettled, WorkerRow
@@ -18,7 +18,7 @@ from venturi.store.connections import connect as open_session
 from venturi.store.sql import LEFT, PRUNE_WORKERS, Sql
 from venturi.values import JournalOutcome
 
-__all__ = ["home", "rows", "session"]
+__all__ = ["rows"]
 
 ME, OTHER = uuid.uuid4(), uuid.uuid4()
 LEASE = dt.timedelta(seconds=60)

@@ -8,8 +8,8 @@ import typing as t
 import uuid
 
 import pytest
-from fixtures.claims import claim, claiming, session
-from fixtures.rows import Rows, home, locked, rows
+from fixtures.claims import claim, claiming
+from fixtures.rows import Rows, locked, rows
 
 import venturi
 from venturi.store.claiming import Claiming
@@ -17,7 +17,7 @@ from venturi.store.connections import Session, run
 from venturi.store.looking import Looking
 from venturi.store.sql import CANCEL_CLAIMED, Sql
 
-__all__ = ["home", "rows", "session"]
+__all__ = ["rows"]
 
 OTHER = uuid.uuid4()
 NOW = dt.timedelta(0)

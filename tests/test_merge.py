@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import collections.abc as cabc
 import datetime as dt
-import threading
-import time
 import typing as t
 
 import attrs
 import psycopg
 import pytest
 from fixtures.statements import Bell
-from fixtures.work import ended, parked, until, working
+from fixtures.work import until, working
 from psycopg import sql
 
 import venturi
@@ -266,135 +264,6 @@ def test_a_merge_wakes_workers_only_when_it_gives_them_something(
     bell = Bell(connect(autocommit=True), queue.schema)
     queue.enqueue(Counter("a"), **options)
     assert bell.rings() == rings
-
-
-@pytest.mark.conformance(78)
-@pytest.mark.parametrize("backing_off", [False, True])
-def test_a_merge_that_makes_a_job_due_starts_it_on_a_parked_worker(
-    queue: venturi.Queue, dsn: str, connect: Connect, backing_off: bool
-) -> None:
-    """A job due in an hour, or after a failure, runs within 250 ms of the merge, though the worker sleeps a minute."""
-
-    @queue.handler
-    def counter(task: Counter) -> None:
-        if task.number == 0:
-            raise ValueError("not yet")
-
-    producer = venturi.Queue(queue.schema, dsn=dsn)  # knows no worker of this process, like one of another
-    with working(queue, poll=60, backoff=venturi.Backoff(3600, 3600)):
-        first = producer.enqueue(Counter("a"), delay=dt.timedelta(0) if backing_off else HOUR)
-        if backing_off:
-            until(queue, first.id, "retried")
-        parked(connect(autocommit=True))
-        before = time.time()
-        assert producer.enqueue(Counter("a", 1)).id == first.id
-        ended(queue, first.id)
-    assert queue.journal(first.id)[-1].recorded_at.timestamp() - before < 0.25
-    producer.close()
-
-
-@pytest.mark.conformance(79)
-def test_the_oldest_pending_job_is_the_candidate(queue: venturi.Queue) -> None:
-    """By creation, however the jobs are scheduled or prioritised."""
-    decides(lambda task, existing: Independent())
-    first = queue.enqueue(Counter("a", 1), delay=HOUR, priority=Priority.LOW)
-    queue.enqueue(Counter("a", 2), priority=Priority.HIGH)
-    decides(replaces)
-    assert queue.enqueue(Counter("a", 3)).id == first.id
-
-
-@pytest.mark.conformance(79)
-@pytest.mark.parametrize("end", ["claimed", "completed", "dead", "cancelled"])
-def test_a_job_that_is_not_pending_is_no_candidate(queue: venturi.Queue, end: str) -> None:
-    """While a job runs, and after it has ended in whatever way, its key is free: nothing that comes then is lost."""
-    running, go_on = threading.Event(), threading.Event()
-
-    @queue.handler
-    def counter(task: Counter) -> None:
-        if task.number == 1:
-            running.set()
-            go_on.wait(5)
-            if end == "dead":
-                raise venturi.PermanentError("no")
-
-    first = queue.enqueue(Counter("a", 1))
-    if end == "cancelled":
-        queue.cancel(first.id)
-    else:
-        with working(queue, concurrency=1):
-            assert running.wait(5)
-            during = queue.enqueue(Counter("a", 2)) if end == "claimed" else None
-            go_on.set()
-            ended(queue, first.id, "completed" if end == "claimed" else end)
-            if during is not None:
-                assert during.action == "inserted"
-                ended(queue, during.id)
-    assert given == []
-    third = queue.enqueue(Counter("a", 3))
-    assert third.action == "inserted"
-    assert third.id != first.id
-
-
-@pytest.mark.conformance(80)
-def test_keys_of_other_kinds_and_queues_never_merge(queue: venturi.Queue, dsn: str) -> None:
-    """A key belongs to its kind in its queue, as columns and not as joined text."""
-
-    @venturi.task("a:b")
-    class One:
-        def dedup_key(self) -> str:
-            return "c"
-
-    @venturi.task("a")
-    class Two:
-        def dedup_key(self) -> str:
-            return "b:c"
-
-    @venturi.task("A")
-    class Three:
-        def dedup_key(self) -> str:
-            return "c"
-
-    other = venturi.Queue(queue.schema + "_b", dsn=dsn)
-    other.migrate()
-    receipts = [each.enqueue(task) for each in (queue, other) for task in (One(), Two(), Three())]
-    receipts += queue.enqueue_many([Counter("c"), Counter("C"), Counter("c ")])
-    assert {receipt.action for receipt in receipts} == {"inserted"}
-    with psycopg.connect(dsn) as connection:
-        connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(other.schema)))
-    other.close()
-
-
-@pytest.mark.conformance(81)
-def test_merge_sees_the_pending_job(queue: venturi.Queue) -> None:
-    """Once, on the new task, with the existing task, its typed carry, counts, priority, time and history."""
-    _pausing(queue)
-    with working(queue):
-        until(queue, (first := queue.enqueue(Counter("a", 10), priority=Priority.LOW)).id, "paused")
-    before = _job(queue, first)
-    assert given == []
-    asked: list[Counter] = []
-
-    def keeps_asked(task: Counter, existing: Pending[Counter, Seen]) -> Keep:
-        asked.append(task)
-        return Keep()
-
-    decides(keeps_asked)
-    queue.enqueue(Counter("a", 5))
-    assert asked == [Counter("a", 5)]
-    (existing,) = given
-    assert (existing.id, existing.task, existing.carry) == (first.id, Counter("a", 10), Seen(7))
-    assert (existing.run_count, existing.failure_count, existing.priority) == (1, 0, Priority.LOW)
-    assert existing.visible_at == before.visible_at
-    decides(lambda task, existing: [entry.outcome for entry in existing.history] == ["paused", "merged"] and Keep())
-    assert queue.enqueue(Counter("a", 5)).action == "kept"
-
-
-@pytest.mark.conformance(81)
-def test_a_carry_that_was_never_set_is_seen_as_its_default(queue: venturi.Queue) -> None:
-    """merge() need not tell a job that never ran from one that did."""
-    queue.enqueue(Counter("a"))
-    queue.enqueue(Counter("a"))
-    assert given[0].carry == Seen()
 
 
 def _pausing(queue: venturi.Queue) -> None:

@@ -10,9 +10,9 @@ import uuid
 import attrs
 import psycopg
 import pytest
+from fixtures.work import ended, working
 
 import venturi
-from fixtures.work import ended, working
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -63,7 +63,7 @@ def owner(queue: venturi.Queue, history: dict[str, uuid.UUID], connect: Connect)
     owner = uuid.uuid4()
     with connect(autocommit=True) as connection:
         connection.execute(
-            f'UPDATE "{queue.schema}".live SET owner = %s, lease_until = now() + interval \'1 h\', run_count = 1 WHERE id = %s',
+            f"UPDATE \"{queue.schema}\".live SET owner = %s, lease_until = now() + interval '1 h', run_count = 1 WHERE id = %s",
             [owner, history["claimed"]],
         )
     return owner
@@ -220,7 +220,9 @@ def test_the_views_show_every_job_by_selects_alone(
 @pytest.mark.conformance(229)
 def test_every_view_and_every_column_of_one_is_documented(schema: str, connect: Connect) -> None:
     """The database itself says what each of them means."""
-    views = "SELECT c.oid, c.relname, a.attnum FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0"
+    views = (
+        "SELECT c.oid, c.relname, a.attnum FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0"
+    )
     with connect(autocommit=True) as connection:
         columns = connection.execute(
             f"""SELECT v.relname, v.attnum, col_description(v.oid, v.attnum), obj_description(v.oid, 'pg_class')

@@ -10,10 +10,10 @@ import uuid
 
 import psycopg
 import pytest
-
-import venturi
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, working
+
+import venturi
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -61,9 +61,7 @@ def bury(queue: venturi.Queue, *tasks: object) -> list[uuid.UUID]:
 
 
 @pytest.mark.conformance(206)
-def test_a_requeued_job_is_what_it_was_without_its_failures(
-    queue: venturi.Queue, dsn: str, connect: Connect
-) -> None:
+def test_a_requeued_job_is_what_it_was_without_its_failures(queue: venturi.Queue, dsn: str, connect: Connect) -> None:
     """Same id, payload, priority, key and carry; no failures; its runs counted; due now, and parked workers wake."""
     (job,) = bury(queue, Fragile("k"))
     before = queue.job(job)

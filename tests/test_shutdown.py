@@ -220,7 +220,7 @@ def test_a_released_job_runs_elsewhere_and_the_late_result_is_refused(
         ended(other, released, timeout=1)
     other.close()
     handlers.go.set()
-    eventually(lambda: [r for r in caplog.records if "is not recorded" in r.getMessage() and str(released) in r.getMessage()])
+    eventually(lambda: f"{released} of kind work: the result of run 1 is not recorded" in caplog.text)
     assert [(e.outcome, e.note) for e in queue.journal(released)][1:] == [("completed", "by another")]
 
 

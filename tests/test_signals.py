@@ -240,9 +240,7 @@ def test_a_script_that_returns_from_its_main_thread_exits_by_itself(
 
 
 @pytest.mark.conformance(190, 191)
-def test_such_a_script_releases_at_the_deadline_what_does_not_end(
-    queue: venturi.Queue, program: Programs
-) -> None:
+def test_such_a_script_releases_at_the_deadline_what_does_not_end(queue: venturi.Queue, program: Programs) -> None:
     """Its job is pending again when the deadline is over, although the thread goes on."""
     script = program(LEFT_RUNNING.format(timeout=0.2, wait=False, jobs=1, end="ignore"))
     script.hears("returns")

@@ -10,10 +10,10 @@ import uuid
 
 import psycopg
 import pytest
-
-import venturi
 from fixtures.waiting import eventually
 from fixtures.work import ended, working
+
+import venturi
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 

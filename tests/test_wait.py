@@ -6,7 +6,6 @@ import collections.abc as cabc
 import datetime as dt
 import logging
 import random
-import socket
 import statistics
 import threading
 import time
@@ -165,7 +164,7 @@ def test_a_job_that_becomes_due_while_the_worker_makes_up_its_mind_is_not_slept_
 def test_the_worker_s_clock_does_not_matter(
     schema: str, server_log: ServerLog, dsn: str, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
-    """An hour wrong, and then stepped to the other side while it runs: jobs run on the database's time, without a spin."""
+    """An hour wrong, then stepped to the other side while it runs: jobs run on the database's time, without a spin."""
     now, now_ns, wrong = time.time, time.time_ns, [skew]
     monkeypatch.setattr(time, "time", lambda: now() + wrong[0])
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + int(wrong[0] * 1e9))
@@ -219,9 +218,7 @@ def parked_sessions(connection: psycopg.Connection[t.Any]) -> int:
 
 @pytest.mark.conformance(175)
 @pytest.mark.parametrize("options", [{"notify": False}, {"listen_dsn": "host=127.0.0.1 port=1"}], ids=["off", "deaf"])
-def test_polling_alone_is_enough(
-    schema: str, dsn: str, options: dict[str, t.Any], producer: venturi.Queue
-) -> None:
+def test_polling_alone_is_enough(schema: str, dsn: str, options: dict[str, t.Any], producer: venturi.Queue) -> None:
     """With notifications off, or a listener that never connects, a job is found within the poll interval."""
     queue = venturi.Queue(schema, dsn=dsn, **options)
     began = Began(queue)
@@ -238,7 +235,7 @@ def test_polling_alone_is_enough(
 def test_a_burst_of_enqueues_during_one_claim_costs_one_more_claim(
     schema: str, server_log: ServerLog, producer: venturi.Queue, proxy: Proxy, observer: psycopg.Connection[t.Any]
 ) -> None:
-    """A thousand notifications while a claim is on its way are one call to look again, and a job among them is found."""
+    """A thousand notifications while a claim is on its way are one call to look again; a job after them is found."""
     dsn = psycopg.conninfo.make_conninfo(proxy.dsn, options="-c log_statement=all")
     queue = venturi.Queue(schema, dsn=dsn)
     began = Began(queue)
@@ -255,95 +252,6 @@ def test_a_burst_of_enqueues_during_one_claim_costs_one_more_claim(
         assert len(server_log.statements(CLAIM)) <= 2
         began.wait(producer.enqueue(Ping()).id)
     queue.close()
-
-
-@pytest.mark.conformance(178)
-def test_a_listener_that_was_killed_is_back_within_two_seconds(
-    queue: venturi.Queue, producer: venturi.Queue, began: Began, observer: psycopg.Connection[t.Any]
-) -> None:
-    """And an enqueue after that wakes the worker within 250 ms."""
-    with working(queue, poll=60):
-        parked(observer)
-        killed = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'venturi listener'"
-        assert observer.execute(killed).fetchall() == [(True,)]
-        since = time.monotonic()
-        parked(observer)
-        assert time.monotonic() - since < 2
-        time.sleep(0.15)
-        sent = time.monotonic()
-        assert began.wait(producer.enqueue(Ping()).id) - sent < 0.25
-
-
-@pytest.mark.conformance(178)
-def test_a_listener_whose_peer_is_silently_gone_is_back_after_a_ping(
-    schema: str, dsn: str, producer: venturi.Queue, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time of a ping and of its answer, 25 and 10 s, is all that it takes; both are shortened here."""
-    assert listener.PING_SECONDS + listener.ANSWER_SECONDS < 60 - 10
-    monkeypatch.setattr(listener, "PING_SECONDS", 0.2)
-    monkeypatch.setattr("venturi.worker.parts.ANSWER_SECONDS", 0.3)
-    queue = venturi.Queue(schema, dsn=dsn, listen_dsn=proxy.dsn)
-    began = Began(queue)
-    with psycopg.connect(dsn, autocommit=True) as observer, working(queue, poll=60):
-        parked(observer)
-        (first,) = listeners(observer)
-        proxy.hold()
-        time.sleep(0.7)  # silent for longer than a ping and its answer may take
-        proxy.resume()
-        eventually(lambda: listeners(observer) and listeners(observer) != [first], what="another session listens")
-        parked(observer)
-        time.sleep(0.15)
-        sent = time.monotonic()
-        assert began.wait(producer.enqueue(Ping()).id) - sent < 0.25
-    queue.close()
-
-
-def listeners(connection: psycopg.Connection[t.Any]) -> list[int]:
-    query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'venturi listener' ORDER BY pid"
-    return [pid for (pid,) in connection.execute(query)]
-
-
-@pytest.fixture
-def closed_door() -> cabc.Iterator[tuple[str, list[float]]]:
-    """A server that hangs up on everyone, and the moments at which it did."""
-    calls = list[float]()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.05)
-        closing = threading.Event()
-
-        def hang_up() -> None:
-            while not closing.is_set():
-                try:
-                    server.accept()[0].close()
-                except TimeoutError:
-                    continue
-                calls.append(time.monotonic())
-
-        thread = threading.Thread(target=hang_up)
-        thread.start()
-        yield f"host=127.0.0.1 port={server.getsockname()[1]} sslmode=disable gssencmode=disable", calls
-        closing.set()
-        thread.join()
-
-
-@pytest.mark.conformance(179)
-def test_a_listener_that_cannot_connect_keeps_trying_ever_more_slowly(
-    schema: str, dsn: str, closed_door: tuple[str, list[float]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """100 ms doubling, undisturbed by hundreds of handlers that end meanwhile, and with one line in the log."""
-    door, calls = closed_door
-    queue = venturi.Queue(schema, dsn=dsn, listen_dsn=door)
-    Began(queue)
-    with working(queue, poll=0.05):
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
-            queue.enqueue_many([Ping() for _ in range(10)])
-            time.sleep(0.05)
-    queue.close()
-    gaps = [after - before for before, after in zip(calls, calls[1:], strict=False)]
-    assert 4 <= len(calls) <= 6
-    assert all(0.09 * 2**n < gap < 0.1 * 2**n + 0.1 for n, gap in enumerate(gaps)), gaps
-    assert [record.levelname for record in caplog.records if record.levelno >= logging.INFO] == ["WARNING"]
 
 
 @pytest.mark.conformance(180)

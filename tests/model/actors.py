@@ -134,8 +134,12 @@ class Queue(venturi.Queue[None]):
 
     def empty(self) -> None:
         """Forget everything."""
-        tables = ("live", "jobs", "journal", "dead", "cancels", "workers")
-        self.session.execute("TRUNCATE " + ", ".join(f"{self.schema}.{table}" for table in tables))  # type: ignore[arg-type]
+        self.rows("TRUNCATE {0}.live, {0}.jobs, {0}.journal, {0}.dead, {0}.cancels, {0}.workers")
+
+    def rows(self, statement: t.LiteralString) -> list[tuple[t.Any, ...]]:
+        """The rows of a statement in which ``{0}`` is the schema."""
+        cursor = self.session.execute(sql.SQL(statement).format(sql.Identifier(self.schema)))
+        return cursor.fetchall() if cursor.description else []
 
     def views(self) -> dict[uuid.UUID, View]:
         """Every job as it stands."""
@@ -149,9 +153,9 @@ class Queue(venturi.Queue[None]):
 
     def entries(self) -> dict[uuid.UUID, list[Entry]]:
         """Every entry of the journal, by job, in order."""
-        rows = self.session.execute(
-            f"SELECT job_id, outcome, run_no, failure_count, recorded_at, worker FROM {self.schema}.all_entries ORDER BY id"  # type: ignore[arg-type]
-        ).fetchall()
+        rows = self.rows(
+            "SELECT job_id, outcome, run_no, failure_count, recorded_at, worker FROM {0}.all_entries ORDER BY id"
+        )
         found: dict[uuid.UUID, list[Entry]] = {}
         for job, *rest in rows:
             found.setdefault(job, []).append(Entry(*rest))

@@ -173,7 +173,7 @@ class Oracle:
     def _candidate(self, request: Request) -> Job | None:
         found = [
             job for job in self.jobs.values()
-            if request.key is not None and job.key == request.key and job.kind == request.kind and job.status == "pending"
+            if job.key is not None and (job.kind, job.key, job.status) == (request.kind, request.key, "pending")
         ]  # fmt: skip
         return min(found, key=lambda job: (job.created_at, job.id)) if found else None
 

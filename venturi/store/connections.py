@@ -190,10 +190,8 @@ def schema_errors(schema: str) -> Generator[None]:
     try:
         yield
     except (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn) as error:
-        raise SchemaError(
-            f"the schema {schema!r} holds no queue of this version: run `venturi migrate`
-            ({error.diag.message_primary})"
-        ) from error
+        what = f"the schema {schema!r} holds no queue of this version: run `venturi migrate`"
+        raise SchemaError(f"{what} ({error.diag.message_primary})") from error
 
 
 class Pool:

@@ -95,6 +95,8 @@ class Coordinator:
         self._stopping = stopping
         self._claims = True
         self._ended: list[Run] = []
+        # Ended runs whose rows were locked, and when to ask for them again. They still hold their slots.
+        self._locked: list[Run] = []
         # Monotonic instants: of the next look for jobs, since when there are none, and before which the database is
         # left alone.
         self._look_at = 0.0
@@ -126,13 +128,14 @@ class Coordinator:
         now = time.monotonic()
         if now < self._trouble_until:
             return
-        looks = self._claims and now >= self._look_at and self._lanes.room()
-        if (self._ended and now >= self._locked_until) or looks:
+        if self._locked and now >= self._locked_until:
+            self._unlock()
+        if self._ended or (self._claims and now >= self._look_at and self._lanes.room()):
             self._trouble_until = now + wait if (wait := self._part.attempt(self._turn)) else 0.0
 
     def busy(self) -> bool:
         """Whether there are runs in flight, or ends of runs to be recorded."""
-        return bool(self._ended) or len(self._flight) > 0
+        return len(self._flight) > 0
 
     def finish(self, grace: float) -> list[Run]:
         """Settle what has ended by now, and give the claims of all other handlers back, in one statement.
@@ -145,20 +148,21 @@ class Coordinator:
         """
         self._claims = False
         self._ended.extend(self._recordable(self._inbox.take(0)[0]))
+        self._unlock()
         stragglers = [run for run in self._flight.all() if run not in self._ended]
         released: list[Run] = []
 
         def last_turn() -> None:
+            self._unlock()
             if self._ended:
-                self._locked_until = 0.0
                 self._turn()
             if stragglers:
                 stragglers[:] = self._give_back(stragglers, released)
 
         deadline = time.monotonic() + grace
-        while (self._ended or stragglers) and time.monotonic() < deadline:
+        while (self._ended or self._locked or stragglers) and time.monotonic() < deadline:
             wait = self._part.attempt(last_turn)
-            if self._ended or stragglers:
+            if self._ended or self._locked or stragglers:
                 time.sleep(min(max(wait, 0.02), 0.25))  # not the whole wait of an outage: there is no later
         return released
 
@@ -204,6 +208,8 @@ class Coordinator:
         now = time.monotonic()
         moments = [math.inf]
         if self._ended:
+            moments.append(now)
+        if self._locked:
             moments.append(self._locked_until)
         if self._claims and self._lanes.room():
             moments.append(self._look_at)
@@ -238,7 +244,7 @@ class Coordinator:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        runs = self._ended if now >= self._locked_until else []
+        runs = self._ended
         endings = [t.cast(Ending, run.ending) for run in runs]
         ask = self._lanes.ask(now, [run.claim.kind for run in runs]) if self._claims else None
         session = self._part.session()
@@ -253,28 +259,30 @@ class Coordinator:
         self._telemetry.record(
             "messaging.client.operation.duration", time.monotonic() - now, messaging__operation__type="receive"
         )
+        self._ended = []
         self._settled(runs, turn.unsettled)
         self._start(turn.claims, now)
         if ask is not None:
             self._looked(len(turn.claims), ask.count, turn.seen)
 
     def _settled(self, runs: Sequence[Run], unsettled: Sequence[Unsettled]) -> None:
-        if not runs:
-            return
         answers = {(answer.id, answer.run_count): answer for answer in unsettled}
-        still: list[Run] = []
         for run in runs:
             answer = answers.get((run.claim.id, run.claim.run_count))
             if answer is not None and answer.ours:
-                still.append(run)
+                self._locked.append(run)
+                self._locked_until = time.monotonic() + random.uniform(0.05, 0.1)
                 continue
             self._let_go(run)
             if answer is None or answer.done:
                 self._recorded(run)
             else:
                 self.refused(run, "lost")
-        self._ended = still
-        self._locked_until = time.monotonic() + random.uniform(0.05, 0.1) if still else 0.0
+
+    def _unlock(self) -> None:
+        """Ask again for the runs whose rows were locked."""
+        self._ended = self._ended + self._locked
+        self._locked = []
 
     def _settle_apart(self, runs: Sequence[Run]) -> None:
         """Settle one by one, when the database refuses something in the batch; what it refuses is recorded in reduced
@@ -291,9 +299,8 @@ class Coordinator:
                 reduced = _reduced(ending, error)
                 answer = self._claiming.settle(session, [reduced])
                 run.ending = reduced
-            rest = [other for other in self._ended if other is not run]
+            self._ended.remove(run)
             self._settled([run], answer)
-            self._ended = rest + self._ended
 
     def _start(self, claims: Sequence[Claim], sent: float) -> None:
         runs = [Run(claim, self._registry.find(claim.kind), RunSignal(sent + self._settings.lease)) for claim in claims]

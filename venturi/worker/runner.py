@@ -231,13 +231,15 @@ def _returned(result: object) -> _End:
         return _End("paused", note, delay=result.resume_in // _MICROSECOND)
     if inspect.iscoroutine(result):
         result.close()
-    problem = f"the handler returned {text.note(_named(result))}, which is none of None, Completed and Pause"
+    named = text.note(_named(result))
+    problem = f"the handler returned {named}, which is none of None, Completed and Pause"
     return _End("retried", problem, keeps_carry=True)
 
 
 def _named(result: object) -> str:
-    return f"the class {result.__qualname__}" if isinstance(result, type) else f"an object of type
-    {type(result).__qualname__}"
+    if isinstance(result, type):
+        return f"the class {result.__qualname__}"
+    return f"an object of type {type(result).__qualname__}"
 
 
 def _evidence(given: dict[str, object]) -> tuple[str | None, str | None]:

@@ -1,0 +1,162 @@
+"""The listener: how it comes back from every loss of its session."""
+
+from __future__ import annotations
+
+import collections.abc as cabc
+import itertools
+import logging
+import socket
+import threading
+import time
+import typing as t
+import uuid
+
+import psycopg
+import pytest
+from fixtures.proxy import Proxy
+from fixtures.waiting import eventually
+from fixtures.work import parked, working
+
+import venturi
+from venturi.worker import listener
+
+Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
+
+CLAIM = "WITH peeked"
+
+
+@venturi.task("ping")
+class Ping:
+    number: int = 0
+
+
+@venturi.task("pong")
+class Pong:
+    pass
+
+
+class Began:
+    """When each job began to run, on the monotonic clock."""
+
+    def __init__(self, queue: venturi.Queue) -> None:
+        self._changed = threading.Condition()
+        self.at: dict[uuid.UUID, float] = {}
+        queue.handler(self._handle)
+
+    def _handle(self, task: Ping, ctx: venturi.Context) -> None:
+        with self._changed:
+            self.at[ctx.id] = time.monotonic()
+            self._changed.notify_all()
+
+    def wait(self, job: uuid.UUID, timeout: float = 5.0) -> float:
+        """The moment at which the job began."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: job in self.at, timeout), f"not begun within {timeout:g} s"
+            return self.at[job]
+
+
+@pytest.fixture
+def began(queue: venturi.Queue) -> Began:
+    return Began(queue)
+
+
+@pytest.fixture
+def producer(queue: venturi.Queue, dsn: str) -> cabc.Iterator[venturi.Queue]:
+    """The queue as another process has it: it wakes nobody in this one but by a notification."""
+    producer = venturi.Queue(queue.schema, dsn=dsn)
+    yield producer
+    producer.close()
+
+
+@pytest.fixture
+def observer(connect: Connect) -> psycopg.Connection[t.Any]:
+    return connect(autocommit=True)
+
+
+@pytest.mark.conformance(178)
+def test_a_listener_that_was_killed_is_back_within_two_seconds(
+    queue: venturi.Queue, producer: venturi.Queue, began: Began, observer: psycopg.Connection[t.Any]
+) -> None:
+    """And an enqueue after that wakes the worker within 250 ms."""
+    with working(queue, poll=60):
+        parked(observer)
+        (pid,) = listeners(observer)
+        assert observer.execute("SELECT pg_terminate_backend(%s, 5000)", [pid]).fetchone() == (True,)
+        since = time.monotonic()
+        parked(observer)
+        assert time.monotonic() - since < 2
+        time.sleep(0.15)
+        sent = time.monotonic()
+        assert began.wait(producer.enqueue(Ping()).id) - sent < 0.25
+
+
+@pytest.mark.conformance(178)
+def test_a_listener_whose_peer_is_silently_gone_is_back_after_a_ping(
+    schema: str, dsn: str, producer: venturi.Queue, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a ping and of its answer, 25 and 10 s, is all that it takes; both are shortened here."""
+    assert listener.PING_SECONDS + listener.ANSWER_SECONDS < 60 - 10
+    monkeypatch.setattr(listener, "PING_SECONDS", 0.2)
+    monkeypatch.setattr("venturi.worker.parts.ANSWER_SECONDS", 0.3)
+    queue = venturi.Queue(schema, dsn=dsn, listen_dsn=proxy.dsn)
+    began = Began(queue)
+    with psycopg.connect(dsn, autocommit=True) as observer, working(queue, poll=60):
+        parked(observer)
+        (first,) = listeners(observer)
+        proxy.hold()
+        time.sleep(0.7)  # silent for longer than a ping and its answer may take
+        proxy.resume()
+        eventually(lambda: listeners(observer) and listeners(observer) != [first], what="another session listens")
+        parked(observer)
+        time.sleep(0.15)
+        sent = time.monotonic()
+        assert began.wait(producer.enqueue(Ping()).id) - sent < 0.25
+    queue.close()
+
+
+def listeners(connection: psycopg.Connection[t.Any]) -> list[int]:
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'venturi listener' ORDER BY pid"
+    return [pid for (pid,) in connection.execute(query)]
+
+
+@pytest.fixture
+def closed_door() -> cabc.Iterator[tuple[str, list[float]]]:
+    """A server that hangs up on everyone, and the moments at which it did."""
+    calls = list[float]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        closing = threading.Event()
+
+        def hang_up() -> None:
+            while not closing.is_set():
+                try:
+                    server.accept()[0].close()
+                except TimeoutError:
+                    continue
+                calls.append(time.monotonic())
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        yield f"host=127.0.0.1 port={server.getsockname()[1]} sslmode=disable gssencmode=disable", calls
+        closing.set()
+        thread.join()
+
+
+@pytest.mark.conformance(179)
+def test_a_listener_that_cannot_connect_keeps_trying_ever_more_slowly(
+    schema: str, dsn: str, closed_door: tuple[str, list[float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """100 ms doubling, undisturbed by hundreds of handlers that end meanwhile, and with one line in the log."""
+    door, calls = closed_door
+    queue = venturi.Queue(schema, dsn=dsn, listen_dsn=door)
+    Began(queue)
+    with working(queue, poll=0.05):
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            queue.enqueue_many([Ping() for _ in range(10)])
+            time.sleep(0.05)
+    queue.close()
+    gaps = [after - before for before, after in itertools.pairwise(calls)]
+    assert 4 <= len(calls) <= 6
+    assert all(0.09 * 2**n < gap < 0.1 * 2**n + 0.1 for n, gap in enumerate(gaps)), gaps
+    assert [record.levelname for record in caplog.records if record.levelno >= logging.INFO] == ["WARNING"]
