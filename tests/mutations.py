@@ -28,6 +28,8 @@ from venturi import embedded
 
 ROOT = Path(__file__).resolve().parent.parent
 STATEMENTS = "venturi/store/sql.py"
+LONGEST = 90
+"""Seconds after which tests that still run count as failed."""
 WORKERS, OPERATORS = "tests/test_guards.py", "tests/test_guards_operators.py"
 EVERYTHING = (WORKERS, OPERATORS, "tests/test_model.py")
 BROKEN = re.compile(r"psycopg\.(ProgrammingError|errors\.(SyntaxError|Undefined|Ambiguous|Indeterminate|Datatype))")
@@ -206,12 +208,17 @@ class Place(t.NamedTuple):
             "PYTHONPATH": self.folder, "PYTHONDONTWRITEBYTECODE": "1", "VENTURI_TEST_DATABASE_URL": self.dsn,
         }  # fmt: skip
         command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "--tb=short", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=LONGEST
+            )
+        except subprocess.TimeoutExpired:
+            return 1, "the tests did not end"
         return done.returncode, done.stdout + done.stderr
 
 
 @contextlib.contextmanager
-def place() -> cabc.Iterator[Place]:
+def place() -> cabc.Generator[Place]:
     """A place for the time of the block."""
     with tempfile.TemporaryDirectory(prefix="venturi-mutation-") as folder, embedded.server() as server:
         for name in ("venturi", "migrations"):

@@ -33,7 +33,7 @@ from venturi import embedded
 # The helpers lie beside this file, where only pytest looks by itself.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from faults.accounting import accounted  # noqa: E402
+from faults.accounting import accounted
 
 SCHEMA = "soak"
 WORKERS, PRODUCERS, SLOTS = 3, 2, 4
@@ -122,7 +122,7 @@ def work(dsn: str) -> None:
 
 
 def produce(dsn: str, ledger: str, seed: int) -> None:
-    """A producer process: it writes the id of every enqueue that was answered to the ledger, and goes on after errors."""
+    """A producer process: it writes the id of every enqueue that was answered to the ledger, and goes on."""
     queue: venturi.Queue = venturi.Queue(SCHEMA, dsn=dsn)
     dice = random.Random(seed)
     with open(ledger, "a", buffering=1) as book:

@@ -19,6 +19,12 @@ import venturi
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
+
+
 @venturi.task("work.long")
 class Long:
     end: str = "complete"
@@ -36,7 +42,7 @@ def started() -> threading.Semaphore:
 
 
 def obedient(queue: venturi.Queue, started: threading.Semaphore) -> list[str | None]:
-    """Give the queue a handler that waits until it is told to stop and then ends as its task says; gives its reasons."""
+    """Give the queue a handler that waits until it is told to stop, then ends as its task says; gives its reasons."""
     reasons: list[str | None] = []
 
     @queue.handler

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections.abc as cabc
 import datetime as dt
-import threading
 import typing as t
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 from fixtures.serverlog import ServerLog
+from fixtures.sqltext import on
 from fixtures.work import ended, working
 
 import venturi
@@ -18,6 +19,12 @@ import venturi
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 LATER = dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("alpha")
@@ -77,7 +84,9 @@ def test_cleanup_deletes_what_finished_before_the_instant_with_all_its_entries(
     assert [queue.journal(id_) for id_ in finished[:2]] == [[], []]
     with connect(autocommit=True) as connection:
         for table in ("dead", "live", "cancels"):
-            assert connection.execute(f'SELECT count(*) FROM "{queue.schema}".{table}').fetchone() == (0,)
+            assert connection.execute(
+                on(queue.schema, "SELECT count(*) FROM {schema}.{table}", table=table)
+            ).fetchone() == (0,)
     assert queue.requeue(finished[1]) is False
     assert queue.cleanup(finished_before=LATER) == 2
     assert queue.cleanup(finished_before=LATER) == 0
@@ -111,7 +120,10 @@ def test_unfinished_jobs_are_never_deleted(queue: venturi.Queue, finished: list[
     assert queue.requeue(finished[1])
     with connect(autocommit=True) as connection:
         connection.execute(
-            f"""UPDATE "{queue.schema}".live SET owner = %s, lease_until = now(), run_count = 1 WHERE id = %s""",
+            on(
+                queue.schema,
+                """UPDATE {schema}.live SET owner = %s, lease_until = now(), run_count = 1 WHERE id = %s""",
+            ),
             [uuid.uuid4(), claimed],
         )
     assert queue.cleanup(finished_before=LATER) == 3
@@ -132,11 +144,14 @@ def test_a_status_of_unfinished_jobs_is_refused(queue: venturi.Queue, status: st
 def fill(connection: psycopg.Connection[t.Any], schema: str, count: int) -> None:
     """Jobs that have completed, written by hand."""
     connection.execute(
-        f"""WITH made AS (
-              INSERT INTO "{schema}".jobs (id, kind, payload, priority, created_at)
+        on(
+            schema,
+            """WITH made AS (
+              INSERT INTO {schema}.jobs (id, kind, payload, priority, created_at)
               SELECT gen_random_uuid(), 'alpha', '{{}}', 1, now() FROM generate_series(1, %s) RETURNING id)
-            INSERT INTO "{schema}".journal (job_id, run_no, failure_count, recorded_at, outcome, kind)
+            INSERT INTO {schema}.journal (job_id, run_no, failure_count, recorded_at, outcome, kind)
             SELECT id, 1, 0, now() - interval '1 day', o, 'alpha' FROM made CROSS JOIN unnest(ARRAY[1, 0]) o""",
+        ),
         [count],
     )
 
@@ -150,7 +165,7 @@ def test_ten_thousand_jobs_go_in_transactions_of_a_thousand(
     with connect(autocommit=True) as connection:
         fill(connection, schema, 10_000)
         assert queue.cleanup(finished_before=dt.datetime.now(dt.UTC)) == 10_000
-        assert connection.execute(f'SELECT count(*) FROM "{schema}".journal').fetchone() == (0,)
+        assert connection.execute(on(schema, "SELECT count(*) FROM {schema}.journal")).fetchone() == (0,)
     queue.close()
     assert len(server_log.statements("WITH ended")) == 11
     assert server_log.statements("BEGIN") == []
@@ -162,18 +177,12 @@ def test_two_cleanups_at_once_neither_block_nor_deadlock(schema: str, dsn: str, 
     with connect(autocommit=True) as connection:
         fill(connection, schema, 3000)
         with connect() as other:
-            rows = other.execute(f'SELECT id FROM "{schema}".jobs ORDER BY id LIMIT 500 FOR UPDATE').fetchall()
+            rows = other.execute(on(schema, "SELECT id FROM {schema}.jobs ORDER BY id LIMIT 500 FOR UPDATE")).fetchall()
             queue = venturi.Queue(schema, dsn=dsn)
             assert queue.cleanup(finished_before=LATER) == 2500
             assert len(rows) == 500
         fill(connection, schema, 3000)
-        deleted = list[int]()
-        threads = [
-            threading.Thread(target=lambda: deleted.append(queue.cleanup(finished_before=LATER))) for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
+        with ThreadPoolExecutor(2) as pool:
+            deleted = [pool.submit(queue.cleanup, finished_before=LATER) for _ in range(2)]
         queue.close()
-    assert sum(deleted) == 3500
+    assert sum(each.result() for each in deleted) == 3500

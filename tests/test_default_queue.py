@@ -8,6 +8,7 @@ import typing as t
 import psycopg
 import pytest
 from fixtures.program import Programs
+from fixtures.sqltext import on
 from psycopg import conninfo
 
 import venturi
@@ -139,7 +140,7 @@ def test_one_task_class_may_be_enqueued_on_several_queues(queue: venturi.Queue, 
     finally:
         other.close()
         with connect(autocommit=True) as connection:
-            connection.execute(f'DROP SCHEMA "{name}" CASCADE')
+            connection.execute(on(name, "DROP SCHEMA {schema} CASCADE"))
 
 
 def _handle(task: Shared) -> None:

@@ -1,7 +1,7 @@
 """The doorbell: no producer rings in vain while workers are busy, and none is unheard when they sleep.
 
-Every worker here polls once an hour, so that a wake-up that is lost shows at once. The harness must be able to fail: the
-same scenes are played with one step of the protocol left out, and have to lose a job then.
+Every worker here polls once an hour, so that a wake-up that is lost shows at once. The harness must be able to fail:
+the same scenes are played with one step of the protocol left out, and have to lose a job then.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 LATE = 1.5
 """Seconds after which a job that is due counts as lost; a worker beside an open transaction looks every second."""
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("bell")
@@ -65,7 +71,7 @@ def producer(queue: venturi.Queue, dsn: str) -> cabc.Iterator[venturi.Queue]:
 
 
 def late_commit(queue: venturi.Queue, producer: venturi.Queue, connect: Connect) -> float | None:
-    """A producer looks before the worker parks, and commits after it has: seconds until the job runs, None when lost."""
+    """A producer looks before the worker parks and commits after it has: seconds until the job runs, None when lost."""
     runs = Runs(queue)
     with connect() as early, connect(autocommit=True) as observer:
         job = producer.enqueue(Ring(), conn=early).id
@@ -95,7 +101,7 @@ def test_without_inflight_that_producer_is_not_heard(
 def slow_listener(
     queue: venturi.Queue, producer: venturi.Queue, proxy: Proxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> float | None:
-    """A job is due while the listener waits for an answer, so that PARKED is given up late: seconds until the next runs."""
+    """A job is due while the listener waits for an answer and gives PARKED up late: seconds until the next job runs."""
     monkeypatch.setattr(listener, "PING_SECONDS", 0.1)
     runs = Runs(queue)
     listened = venturi.Queue(queue.schema, dsn=queue.store.dsn, listen_dsn=proxy.dsn)

@@ -25,6 +25,12 @@ Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 CLAIM = "WITH peeked"
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
+
+
 @venturi.task("ping")
 class Ping:
     number: int = 0

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from fixtures.program import Programs
 from fixtures.proxy import Proxy
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, until, working
 from psycopg import conninfo
@@ -23,6 +24,12 @@ Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 SECRET = "s3cret-of-the-user"
 PASSWORD = "pa55word"
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("secret", carry=dict[str, str])
@@ -131,7 +138,10 @@ def test_recoveries_and_releases_are_logged_with_job_kind_run_and_worker(
     recovered = queue.enqueue(Secret()).id
     with connect(autocommit=True) as connection:
         connection.execute(
-            f"""UPDATE "{queue.schema}".live SET owner = %s, run_count = 3, lease_until = now() - interval '1 s'""",
+            on(
+                queue.schema,
+                """UPDATE {schema}.live SET owner = %s, run_count = 3, lease_until = now() - interval '1 s'""",
+            ),
             [lost],
         )
     with queue.work(block=False, shutdown_timeout=0) as worker:

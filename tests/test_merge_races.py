@@ -35,21 +35,23 @@ class Counter:
 
     def merge(self, existing: venturi.Pending[Counter, dict[str, int]]) -> venturi.Merge[Counter]:
         total = Counter(self.key, existing.task.number + self.number)
-        decisions: dict[str, t.Any] = {
-            "combine": venturi.Combine(total),
-            "text": "replace",
-            "class": venturi.Replace,
-            "nothing": None,
-            "a bad delay": venturi.Replace(delay=t.cast(dt.timedelta, 5)),
-            "a bad priority": venturi.Combine(total, priority=t.cast(venturi.Priority, 9)),
-            "another task": venturi.Combine(Replaced(self.key, 1)),
-            "a bad task": venturi.Combine(Counter(self.key, t.cast(int, "ten"))),
-            "NUL": venturi.Combine(Counter("\0")),
-            "a bad carry": venturi.Combine(total, carry={"a": float("nan")}),
-        }
         if self.decision == "raise":
             raise LookupError("no decision")
-        return t.cast("venturi.Merge[Counter]", decisions[self.decision])
+        return t.cast("venturi.Merge[Counter]", DECISIONS[self.decision](total))
+
+
+DECISIONS: dict[str, cabc.Callable[[Counter], t.Any]] = {
+    "combine": lambda total: venturi.Combine(total),
+    "text": lambda total: "replace",
+    "class": lambda total: venturi.Replace,
+    "nothing": lambda total: None,
+    "a bad delay": lambda total: venturi.Replace(delay=t.cast(dt.timedelta, 5)),
+    "a bad priority": lambda total: venturi.Combine(total, priority=t.cast(venturi.Priority, 9)),
+    "another task": lambda total: venturi.Combine(Replaced("a", 1)),
+    "a bad task": lambda total: venturi.Combine(Counter("a", t.cast(int, "ten"))),
+    "NUL": lambda total: venturi.Combine(Counter("\0")),
+    "a bad carry": lambda total: venturi.Combine(total, carry={"a": float("nan")}),
+}
 
 
 @venturi.task("replaced")

@@ -19,10 +19,11 @@ import pytest
 from fixtures.rows import Rows, locked
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from model.actors import CAPS, KINDS, Done, Member, Queue, Recoverer, task
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
+from model.actors import CAPS, KINDS, Done, Member, Queue
 from model.claims import check_claim
-from model.oracle import BACKSTOP, START, End, Job, Oracle, Request, backoff
+from model.oracle import BACKSTOP, START, End, Job, backoff
+from model.steps import Steps, delta, numbers, seconds
 
 import venturi
 from venturi.errors import PermanentError, RetryLater
@@ -31,76 +32,19 @@ from venturi.store.connections import Session
 from venturi.worker.flight import Run
 
 LONG = os.environ.get("VENTURI_MODEL") == "long"
-
-numbers = st.integers(0, 10_000)
-seconds = st.sampled_from([0, 1, 3, 20, 90])
-priorities = st.sampled_from(venturi.Priority)
-requests = st.builds(
-    Request,
-    kind=st.sampled_from(KINDS),
-    number=st.integers(1, 9),
-    key=st.sampled_from([None, None, "a", "b"]),
-    decision=st.sampled_from(["replace", "keep", "combine", "independent"]),
-    wait=st.sampled_from([None, None, 0, 30]),
+PROFILE = settings(
+    max_examples=1000 if LONG else 25,
+    stateful_step_count=60 if LONG else 40,
+    derandomize=not LONG,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    phases=[Phase.generate, Phase.shrink] if LONG else [Phase.generate],
 )
 
 
-def _delta(value: float) -> dt.timedelta:
-    return dt.timedelta(seconds=value)
-
-
-class Model(RuleBasedStateMachine):
-    """Producers, workers, operators and the clock, one step at a time.
-
-    Attributes:
-        late: Runs of workers that forgot them, that crashed or were told to give them back; their ends come late.
-        told: Recoveries that were decided, and not done at once.
-    """
-
-    def __init__(self, queue: Queue) -> None:
-        super().__init__()
-        self.queue = queue
-        self.session = queue.session
-        self.oracle = Oracle()
-        self.members: list[Member] = []
-        self.late: list[tuple[Member, Done]] = []
-        self.decided: list[tuple[Ending, End]] = []
-        queue.empty()
-        queue.set_clock(self.oracle.now)
-        self.recoverer = Recoverer(queue)
-
-    # --- Producers
-
-    @rule(request=requests, priority=priorities, delay=seconds)
-    def enqueue(self, request: Request, priority: venturi.Priority, delay: int) -> None:
-        receipt = self.queue.enqueue(task(request), conn=self.session, priority=priority, delay=_delta(delay))
-        due = self.oracle.now + _delta(delay)
-        self.oracle.enqueue([request], [(receipt.id, receipt.action)], int(priority), due)
-
-    @rule(request=requests, priority=priorities, ahead=st.sampled_from([-60, 0, 7]))
-    def enqueue_at(self, request: Request, priority: venturi.Priority, ahead: int) -> None:
-        due = self.oracle.now + _delta(ahead)
-        receipt = self.queue.enqueue(task(request), conn=self.session, priority=priority, at=due)
-        self.oracle.enqueue([request], [(receipt.id, receipt.action)], int(priority), due)
-
-    @rule(batch=st.lists(requests, min_size=1, max_size=8), priority=priorities, delay=st.sampled_from([0, 0, 0, 3]))
-    def enqueue_many(self, batch: list[Request], priority: venturi.Priority, delay: int) -> None:
-        receipts = self.queue.enqueue_many(map(task, batch), conn=self.session, priority=priority, delay=_delta(delay))
-        due = self.oracle.now + _delta(delay)
-        self.oracle.enqueue(batch, [(r.id, r.action) for r in receipts], int(priority), due)
-
-    @precondition(lambda self: len(self.oracle.jobs) < 200)
-    @rule(kind=st.sampled_from(KINDS))
-    def fill_all_tiers(self, kind: str) -> None:
-        for priority in venturi.Priority:
-            self.enqueue_many([Request(kind, n, None, "keep") for n in range(4 if kind in CAPS else 16)], priority, 0)
-
-    # --- The clock
-
-    @rule(amount=st.sampled_from([0.000001, 0.01, 0.5, 1, 3, 6, 11, 60, 3600]))
-    def tick(self, amount: float) -> None:
-        self.oracle.now += _delta(amount)
-        self.queue.set_clock(self.oracle.now)
+class Model(Steps):
+    """What workers do, and what must be true after every step."""
 
     # --- Workers
 
@@ -113,13 +57,13 @@ class Model(RuleBasedStateMachine):
     @rule(which=numbers)
     def turn(self, which: int) -> None:
         """Settle what is done, and claim into what is free."""
-        member = self._member(which)
+        member = self.member(which)
         done, member.done = member.done, []
         ask = member.lanes.ask(member.seconds(self.oracle.now), [each.ending.kind for each in done])
         if not done and ask is None:
             return
         turn = member.claiming.turn(self.session, [each.ending for each in done], ask)
-        self._settled([(each.ending, each.end) for each in done], turn.unsettled)
+        self.settled([(each.ending, each.end) for each in done], turn.unsettled)
         for each in done:
             member.lanes.ended(each.ending.kind)
             self.late.append((member, each))
@@ -136,25 +80,24 @@ class Model(RuleBasedStateMachine):
     )
     def run(self, which: int, how: str, wait: int, count: int) -> None:
         """Run claims to their end."""
-        member = self._one([member for member in self.members if member.flight], which)
+        member = self.one([member for member in self.members if member.flight], which)
         for _ in range(min(count, len(member.flight))):
-            member.done.append(self._run(member, self._one(member.flight, which), how, wait))
+            member.done.append(self._run(member, self.one(member.flight, which), how, wait))
 
     def _run(self, member: Member, run: Run, how: str, wait: int) -> Done:
         claim = run.claim
-        ran: list[int] = []
+        ran: list[tuple[uuid.UUID, int, int, int]] = []
 
         def act(ctx: venturi.Context[t.Any, t.Any]) -> object:
-            assert (ctx.id, ctx.run_count, ctx.failure_count) == (claim.id, claim.run_count, claim.failure_count)
-            ran.append(ctx.carry)
+            ran.append((ctx.id, ctx.run_count, ctx.failure_count, ctx.carry))
             ctx.carry += 1
             match how:
                 case "pause":
-                    return venturi.Pause(_delta(wait))
+                    return venturi.Pause(delta(wait))
                 case "fail":
                     raise ValueError("no")
                 case "later":
-                    raise RetryLater(_delta(wait))
+                    raise RetryLater(delta(wait))
                 case "permanent":
                     raise PermanentError("never")
                 case "exit":
@@ -172,22 +115,24 @@ class Model(RuleBasedStateMachine):
             run.signal.tell("shutdown")
         stopped = run.signal.reason
         ending = member.run(run, act)
-        end = _expected(run, how, wait, ran[0] if ran else 0, stopped)
+        carry = int(claim.carry or 0)
+        assert ran == ([] if stopped else [(claim.id, claim.run_count, claim.failure_count, carry)])
+        assert "AssertionError" not in (ending.note or "")
+        end = _expected(run, how, wait, carry, stopped)
         assert (ending.outcome, ending.id, ending.run_count) == (end.outcome, claim.id, claim.run_count)
-        assert len(ran) == (stopped is None)
         return Done(ending, end)
 
     @precondition(lambda self: self.members)
     @rule(which=numbers)
     def renew(self, which: int) -> None:
-        member = self._member(which)
+        member = self.member(which)
         self._renew(member, [(run.claim.id, run.claim.run_count) for run in member.flight])
 
     @precondition(lambda self: self.late)
     @rule(which=numbers)
     def renew_late(self, which: int) -> None:
         """A worker that has lost its claims renews one of them."""
-        member, done = self._one(self.late, which)
+        member, done = self.one(self.late, which)
         self._renew(member, [(done.ending.id, done.ending.run_count)])
 
     def _renew(self, member: Member, claims: list[tuple[uuid.UUID, int]]) -> None:
@@ -198,7 +143,7 @@ class Model(RuleBasedStateMachine):
     @rule(which=numbers, how=st.sampled_from(["complete", "fail", "pause"]))
     def crash(self, which: int, how: str) -> None:
         """A worker is cut off; its handlers go on, and their results come late if ever."""
-        member = self._member(which)
+        member = self.member(which)
         self.members.remove(member)
         for run in list(member.flight):
             member.done.append(self._run(member, run, how, 0))
@@ -208,12 +153,12 @@ class Model(RuleBasedStateMachine):
     @rule(which=numbers)
     def stop(self, which: int) -> None:
         """A worker stops, and gives the claims of its stragglers back in one statement; they end all the same."""
-        member = self._member(which)
+        member = self.member(which)
         self.members.remove(member)
         endings = [
             Ending(run.claim.id, run.claim.kind, run.claim.run_count, member.id, "released") for run in member.flight
         ]
-        self._settle([(ending, End("released")) for ending in endings])
+        self.settle([(ending, End("released")) for ending in endings])
         for run in list(member.flight):
             member.done.append(self._run(member, run, "complete", 0))
         self.late += [(member, done) for done in member.done]
@@ -222,14 +167,14 @@ class Model(RuleBasedStateMachine):
     @rule(which=numbers, count=st.sampled_from([1, 3]))
     def settle_late(self, which: int, count: int) -> None:
         """Results that come after their worker was given up, or that are recorded already."""
-        late = [self._one(self.late, which + n) for n in range(min(count, len(self.late)))]
-        self._settle([(done.ending, done.end) for _, done in late])
+        late = [self.one(self.late, which + n) for n in range(min(count, len(self.late)))]
+        self.settle([(done.ending, done.end) for _, done in late])
 
     @precondition(lambda self: any(member.done for member in self.members))
     @rule(which=numbers)
     def settle_locked(self, which: int) -> None:
         """A row that another session holds at this moment is neither waited for nor lost."""
-        done = self._one([done for member in self.members for done in member.done], which)
+        done = self.one([done for member in self.members for done in member.done], which)
         key = (done.ending.id, done.ending.run_count)
         stands = self.oracle.stands(*key, done.ending.owner)
         with psycopg.connect(self.session.info.dsn, password=self.session.info.password) as other:
@@ -268,29 +213,16 @@ class Model(RuleBasedStateMachine):
     def do_decided(self) -> None:
         """Do what was decided, whatever has become of those claims, and as often as another worker did."""
         for each in self.decided:
-            self._settle([each], expired=True)
+            self.settle([each], expired=True)
         self.decided = self.decided[-5:]
 
-    # --- Operators
-
-    @precondition(lambda self: self.oracle.jobs)
-    @rule(which=numbers)
-    def cancel(self, which: int) -> None:
-        self.cancel_job(self._job(which).id)
-
-    def cancel_job(self, id_: uuid.UUID) -> bool:
-        if id_ not in self.oracle.jobs:
-            assert not self.queue.cancel(id_, conn=self.session)
-            return False
-        cancelled = self.oracle.cancel(id_)
-        assert self.queue.cancel(id_, conn=self.session) == cancelled
-        return cancelled
+    # --- Requests to cancel, and signs of life
 
     @precondition(lambda self: self.members)
     @rule(which=numbers)
     def tell(self, which: int) -> None:
         """A maintainer looks at the requests to cancel."""
-        member = self._member(which)
+        member = self.member(which)
         self._tell(member, member.flight)
 
     def _tell(self, member: Member, runs: list[Run]) -> None:
@@ -303,44 +235,10 @@ class Model(RuleBasedStateMachine):
             if held[id_].claim.run_count >= number:
                 held[id_].signal.tell("operator")
 
-    @precondition(lambda self: self.oracle.jobs)
-    @rule(which=numbers, delay=seconds)
-    def requeue(self, which: int, delay: int) -> None:
-        dead = [job for job in self.oracle.jobs.values() if job.status == "dead"]
-        job = self._one(dead, which) if dead and which % 4 else self._job(which)
-        expected = self.oracle.requeue(job.id, _delta(delay))
-        assert self.queue.requeue(job.id, delay=_delta(delay), conn=self.session) == expected
-
-    @rule(kind=st.sampled_from([None, *KINDS]), limit=st.sampled_from([1, 1000]))
-    def requeue_many(self, kind: str | None, limit: int) -> None:
-        dead = [job for job in self.oracle.jobs.values() if job.status == "dead" and kind in (None, job.kind)]
-        oldest = min((job.finished_at for job in dead if job.finished_at), default=START)
-        number = self.queue.requeue_many(kind=kind, limit=limit, conn=self.session)
-        assert number == min(limit, len(dead))
-        views = self.queue.views() if dead else {}
-        for job in dead:
-            if views[job.id].status != "dead":
-                assert limit > 1 or job.finished_at == oldest
-                self.oracle.requeue(job.id, _delta(0))
-
-    @precondition(lambda self: any(job.finished_at for job in self.oracle.jobs.values()))
-    @rule(
-        which=numbers,
-        kind=st.sampled_from([None, *KINDS]),
-        status=st.sampled_from([None, None, "completed", "dead", "cancelled"]),
-        later=st.booleans(),
-    )
-    def cleanup(self, which: int, kind: str | None, status: t.Any, later: bool) -> None:
-        instants = [job.finished_at for job in self.oracle.jobs.values() if job.finished_at]
-        before = self._one(instants, which) + later * _delta(0.000001)
-        with self.queue.store.lent(self.session):
-            number = self.queue.cleanup(finished_before=before, kind=kind, status=status)
-        assert number == self.oracle.cleanup(before, kind, status)
-
     @precondition(lambda self: self.members)
     @rule(which=numbers)
     def heartbeat(self, which: int) -> None:
-        member = self._member(which)
+        member = self.member(which)
         member.claiming.heartbeat(self.session)
         self.oracle.heartbeat(member.id, member.kinds)
 
@@ -388,30 +286,6 @@ class Model(RuleBasedStateMachine):
         self.all_is_well()
         assert {view.status for view in self.queue.views().values()} <= {"completed", "dead", "cancelled"}
 
-    # --- Helpers
-
-    def _settle(self, ends: list[tuple[Ending, End]], *, expired: bool = False) -> None:
-        if ends:
-            answers = self.recoverer.claiming.settle(self.session, [ending for ending, _ in ends], expired=expired)
-            self._settled(ends, answers, expired=expired)
-
-    def _settled(self, ends: list[tuple[Ending, End]], answers: t.Any, *, expired: bool = False) -> None:
-        expected: list[Unsettled] = []
-        for ending, end in ends:
-            answer = self.oracle.settle(ending.id, ending.run_count, ending.owner, end, expired=expired)
-            if answer is not None:
-                expected.append(Unsettled(ending.id, ending.run_count, *answer))
-        assert Counter(answers) == Counter(expected)
-
-    def _one(self, options: list[t.Any], which: int) -> t.Any:
-        return options[which % len(options)]
-
-    def _member(self, which: int) -> Member:
-        return t.cast(Member, self._one(self.members, which))
-
-    def _job(self, which: int) -> Job:
-        return t.cast(Job, self._one(list(self.oracle.jobs.values()), which))
-
 
 def _expected(run: Run, how: str, wait: int, carry: int, stopped: str | None) -> End:
     """How the run is to be recorded."""
@@ -422,27 +296,18 @@ def _expected(run: Run, how: str, wait: int, carry: int, stopped: str | None) ->
     if how == "permanent" or (how == "cancel" and run.signal.by_operator):
         return End("dead" if how == "permanent" and not run.signal.by_operator else "cancelled")
     if how == "pause":
-        return End("paused", _delta(wait), carry + 1)
+        return End("paused", delta(wait), carry + 1)
     failure = run.claim.failure_count + 1
     if failure >= BACKSTOP:
         return End("dead")
     kept = None if how in ("exit", "wrong") else carry + 1
-    return End("retried", _delta(wait) if how == "later" else backoff(failure), kept)
+    return End("retried", delta(wait) if how == "later" else backoff(failure), kept)
 
 
 @pytest.mark.conformance(67, 71, 76, 86, 93, 94, 114, 115, 117, 118, 119, 120, 155, 159, 163, 165, 186, 204, 206, 207)
 def test_a_queue_under_random_load_is_always_what_its_rules_say(schema: str, dsn: str, session: Session) -> None:
     """Whatever producers, workers, operators and the clock do, no job is lost, run twice or miscounted."""
     queue = Queue(schema, dsn, session)
-    run_state_machine_as_test(
-        lambda: Model(queue),
-        settings=settings(
-            max_examples=1500 if LONG else 25,
-            stateful_step_count=60 if LONG else 40,
-            derandomize=not LONG,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate, Phase.shrink] if LONG else [Phase.generate],
-        ),
-    )
+    machine = t.cast("type[Model]", lambda: Model(queue))
+    with queue.store.lent(session, queue.statements):
+        run_state_machine_as_test(machine, settings=PROFILE)

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from fixtures.database import SETTINGS
 from fixtures.proxy import Proxy
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
 
@@ -151,7 +152,9 @@ def test_a_worker_on_a_schema_of_the_future_raises_at_once(queue: venturi.Queue,
     """A schema whose oldest library is newer than this one is left alone."""
     Runs(queue)
     with connect(autocommit=True) as connection:
-        connection.execute(f'INSERT INTO "{queue.schema}".versions (version, oldest_library) VALUES (999, 999)')
+        connection.execute(
+            on(queue.schema, "INSERT INTO {schema}.versions (version, oldest_library) VALUES (999, 999)")
+        )
     with pytest.raises(venturi.SchemaError, match="999"):
         queue.work(block=False)
 
@@ -189,10 +192,10 @@ def test_an_error_in_any_statement_of_a_worker_does_not_end_it(
     with working(queue, lease=1.5, poll=0.05), connect(autocommit=True) as connection:
         running = queue.enqueue(Work(1)).id
         runs.await_begun(1)
-        connection.execute(f'ALTER TABLE "{queue.schema}".live RENAME TO gone')
+        connection.execute(on(queue.schema, "ALTER TABLE {schema}.live RENAME TO gone"))
         runs.go.set()
         time.sleep(0.8)
-        connection.execute(f'ALTER TABLE "{queue.schema}".gone RENAME TO live')
+        connection.execute(on(queue.schema, "ALTER TABLE {schema}.gone RENAME TO live"))
         ended(queue, running)
         ended(queue, queue.enqueue(Work()).id)
     assert runs.jobs.count(running) == 1
@@ -217,8 +220,12 @@ def test_an_outage_of_a_minute_costs_a_worker_few_attempts(
 ) -> None:
     """All its threads together make at most 30; a minute is three seconds here, as all waits are a twentieth."""
     monkeypatch.setattr("venturi.worker.threads.FOLLOWING", 15 / 20)
-    shorter = Retry.wait
-    monkeypatch.setattr(Retry, "wait", lambda self: shorter(self) / 20)
+    whole = Retry.wait
+
+    def twentieth(retry: Retry) -> float:
+        return whole(retry) / 20
+
+    monkeypatch.setattr(Retry, "wait", twentieth)
     queue = venturi.Queue(schema, dsn=proxy.dsn)
     Runs(queue)
     attempts = list[float]()
@@ -247,12 +254,15 @@ def test_every_worker_has_a_row_of_its_own_with_a_fresh_heartbeat(queue: venturi
 
     Runs(queue)
     with connect(autocommit=True) as connection:
-        rows = f'SELECT id, host, pid, slots, kinds, now() - seen_at AS age FROM "{queue.schema}".workers'
+        rows = on(queue.schema, "SELECT id, host, pid, slots, kinds, now() - seen_at AS age FROM {schema}.workers")
         silent = uuid.uuid4()
         connection.execute(
-            f"""INSERT INTO "{queue.schema}".workers
+            on(
+                queue.schema,
+                """INSERT INTO {schema}.workers
                 SELECT id, 'h', 1, 1, ARRAY['x'], interval '1 s', now(), now() - seen FROM (VALUES
                   (%s::uuid, interval '11 s'), (%s, interval '9 s')) v(id, seen)""",
+            ),
             [silent, alive := uuid.uuid4()],
         )
         with working(queue, lease=1.5, concurrency=1) as one, working(queue, lease=1.5, concurrency=3) as two:

@@ -12,12 +12,19 @@ import uuid
 import psycopg
 import pytest
 from fixtures.serverlog import ServerLog
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, until, working
 
 import venturi
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("work")
@@ -53,7 +60,10 @@ def live(pooled: venturi.Queue, connect: Connect) -> None:
     lost = pooled.enqueue(Work()).id
     with connect(autocommit=True) as connection:
         connection.execute(
-            f"""UPDATE "{pooled.schema}".live SET owner = %s, run_count = 1, lease_until = now() - interval '1 s'""",
+            on(
+                pooled.schema,
+                """UPDATE {schema}.live SET owner = %s, run_count = 1, lease_until = now() - interval '1 s'""",
+            ),
             [uuid.uuid4()],
         )
     with working(pooled, poll=0.05, lease=1):

@@ -10,6 +10,7 @@ import uuid
 import attrs
 import psycopg
 import pytest
+from fixtures.sqltext import on
 from fixtures.work import ended, working
 
 import venturi
@@ -18,6 +19,12 @@ Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 HOUR = dt.timedelta(hours=1)
 DEEP = "[" * 2000 + "]" * 2000
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("alpha", carry=dict[str, int])
@@ -63,7 +70,11 @@ def owner(queue: venturi.Queue, history: dict[str, uuid.UUID], connect: Connect)
     owner = uuid.uuid4()
     with connect(autocommit=True) as connection:
         connection.execute(
-            f"UPDATE \"{queue.schema}\".live SET owner = %s, lease_until = now() + interval '1 h', run_count = 1 WHERE id = %s",
+            on(
+                queue.schema,
+                """UPDATE {schema}.live SET owner = %s, run_count = 1, lease_until = now() + interval '1 h'
+                    WHERE id = %s""",
+            ),
             [owner, history["claimed"]],
         )
     return owner
@@ -113,7 +124,7 @@ def test_a_payload_that_no_task_class_can_read_is_shown_as_it_is(
     """A record never fails because of what is in its payload, nor does a list with such a record in it."""
     id_ = queue.enqueue(Alpha()).id
     with connect(autocommit=True) as connection:
-        connection.execute(f'UPDATE "{queue.schema}".jobs SET payload = %s::jsonb', [stored])
+        connection.execute(on(queue.schema, "UPDATE {schema}.jobs SET payload = %s::jsonb"), [stored])
     found = job(queue, id_)
     assert [found] == queue.jobs()
     assert (found.kind, found.payload) == ("alpha", shown)
@@ -198,36 +209,37 @@ def test_the_views_show_every_job_by_selects_alone(
     """A role that may read the views and nothing else sees every job and every entry."""
     reader = f"reader_{uuid.uuid4().hex[:8]}"
     with connect(autocommit=True) as connection:
-        connection.execute(f"CREATE ROLE {reader}")
+        connection.execute(on(queue.schema, "CREATE ROLE {reader}", reader=reader))
         try:
-            connection.execute(f'GRANT USAGE ON SCHEMA "{queue.schema}" TO {reader}')
+            connection.execute(on(queue.schema, "GRANT USAGE ON SCHEMA {schema} TO {reader}", reader=reader))
             for view in ("all_jobs", "all_entries", "all_workers"):
-                connection.execute(f'GRANT SELECT ON "{queue.schema}".{view} TO {reader}')
-            connection.execute(f"SET ROLE {reader}")
-            rows = connection.execute(f'SELECT status, id FROM "{queue.schema}".all_jobs').fetchall()
+                connection.execute(
+                    on(queue.schema, "GRANT SELECT ON {schema}.{view} TO {reader}", reader=reader, view=view)
+                )
+            connection.execute(on(queue.schema, "SET ROLE {reader}", reader=reader))
+            rows = connection.execute(on(queue.schema, "SELECT status, id FROM {schema}.all_jobs")).fetchall()
             assert dict(rows) == history
-            entries = connection.execute(f'SELECT job_id, outcome FROM "{queue.schema}".all_entries').fetchall()
+            entries = connection.execute(
+                on(queue.schema, "SELECT job_id, outcome FROM {schema}.all_entries")
+            ).fetchall()
             assert set(entries) == {(history[status], status) for status in ("completed", "dead", "cancelled")}
-            connection.execute(f'SELECT * FROM "{queue.schema}".all_workers')
+            connection.execute(on(queue.schema, "SELECT * FROM {schema}.all_workers"))
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute(f'SELECT * FROM "{queue.schema}".live')
+                connection.execute(on(queue.schema, "SELECT * FROM {schema}.live"))
         finally:
             connection.execute("RESET ROLE")
-            connection.execute(f"DROP OWNED BY {reader}")
-            connection.execute(f"DROP ROLE {reader}")
+            connection.execute(on(queue.schema, "DROP OWNED BY {reader}", reader=reader))
+            connection.execute(on(queue.schema, "DROP ROLE {reader}", reader=reader))
 
 
 @pytest.mark.conformance(229)
 def test_every_view_and_every_column_of_one_is_documented(schema: str, connect: Connect) -> None:
     """The database itself says what each of them means."""
-    views = (
-        "SELECT c.oid, c.relname, a.attnum FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0"
-    )
+    query = """
+        SELECT c.relname, a.attname, col_description(c.oid, a.attnum), obj_description(c.oid, 'pg_class')
+          FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+         WHERE c.relkind = 'v' AND c.relnamespace = to_regnamespace(quote_ident(%s))"""
     with connect(autocommit=True) as connection:
-        columns = connection.execute(
-            f"""SELECT v.relname, v.attnum, col_description(v.oid, v.attnum), obj_description(v.oid, 'pg_class')
-                  FROM ({views} WHERE c.relkind = 'v' AND c.relnamespace = to_regnamespace(quote_ident(%s))) v""",
-            [schema],
-        ).fetchall()
+        columns = connection.execute(query, [schema]).fetchall()
     assert {view for view, *_ in columns} >= {"all_jobs", "all_entries", "all_workers"}
     assert [(view, column) for view, column, about, of_view in columns if not about or not of_view] == []

@@ -10,6 +10,7 @@ import uuid
 
 import psycopg
 import pytest
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, working
 
@@ -18,6 +19,12 @@ import venturi
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 HOUR = dt.timedelta(hours=1)
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("fragile", carry=dict[str, int])
@@ -88,9 +95,9 @@ def test_a_requeued_job_is_what_it_was_without_its_failures(queue: venturi.Queue
         assert (entry.outcome, entry.run_no, entry.failure_count) == ("requeued", 2, 0)
         assert seen == []
         # Dead again by hand, so that it can be sent back without a delay.
-        connection.execute(f'DELETE FROM "{queue.schema}".live')
+        connection.execute(on(queue.schema, "DELETE FROM {schema}.live"))
         connection.execute(
-            f"""INSERT INTO "{queue.schema}".dead SELECT %s, 'fragile', now(), 2, 2, '{{"runs": 1}}'""", [job]
+            on(queue.schema, """INSERT INTO {schema}.dead SELECT %s, 'fragile', now(), 2, 2, '{{"runs": 1}}'"""), [job]
         )
         parked(connection)
         assert operator.requeue(job) is True
@@ -101,7 +108,7 @@ def test_a_requeued_job_is_what_it_was_without_its_failures(queue: venturi.Queue
 
 @pytest.mark.conformance(207)
 def test_only_dead_jobs_are_sent_back_and_they_merge_with_nothing(queue: venturi.Queue) -> None:
-    """Requeue is False for pending, cancelled and unknown jobs; a pending job of the same key stays beside the old one."""
+    """Requeue is False for pending, cancelled and unknown jobs; a pending job of the same key stays beside the old."""
     (dead,) = bury(queue, Fragile("k"))
     twin = queue.enqueue(Fragile("k")).id
     gone = queue.enqueue(Other()).id
@@ -126,8 +133,10 @@ def test_a_settle_from_a_run_before_the_requeue_is_refused(queue: venturi.Queue,
         job = queue.enqueue(Other()).id
         assert started.wait(5)
         with connect(autocommit=True) as connection:
-            connection.execute(f'DELETE FROM "{queue.schema}".live')
-            connection.execute(f"""INSERT INTO "{queue.schema}".dead SELECT %s, 'other', now(), 1, 1, NULL""", [job])
+            connection.execute(on(queue.schema, "DELETE FROM {schema}.live"))
+            connection.execute(
+                on(queue.schema, """INSERT INTO {schema}.dead SELECT %s, 'other', now(), 1, 1, NULL"""), [job]
+            )
         assert queue.requeue(job, delay=HOUR)
         go.set()
         ended(queue, queue.enqueue(Other()).id)

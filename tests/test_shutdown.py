@@ -12,8 +12,9 @@ import uuid
 
 import psycopg
 import pytest
-from fixtures.proxy import Proxy
 from fixtures.serverlog import ServerLog
+from fixtures.sqltext import on
+from fixtures.stubborn import Handlers, Work, stopped
 from fixtures.waiting import eventually
 from fixtures.work import ended, until, working
 
@@ -23,44 +24,10 @@ from venturi.worker import Worker
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 
-@venturi.task("work")
-class Work:
-    end: str = "return"
-
-
-@venturi.task("first")
-class First:
-    pass
-
-
-class Handlers:
-    """Handlers that have begun, and an event that lets the stubborn ones go."""
-
-    def __init__(self, queue: venturi.Queue) -> None:
-        self.began = threading.Semaphore(0)
-        self.go = threading.Event()
-        queue.handler(self._handle)
-
-    def _handle(self, task: Work, ctx: venturi.Context) -> venturi.Outcome:
-        self.began.release()
-        if task.end == "ignore":
-            self.go.wait(30)
-            return None
-        ctx.cancelled.wait(30)
-        match task.end:
-            case "pause":
-                return venturi.Pause(note=str(ctx.cancelled.reason))
-            case "check":
-                ctx.cancelled.check()
-            case "fail":
-                raise RuntimeError("in the drain")
-            case _:
-                pass
-        return venturi.Completed("in time")
-
-    def await_begun(self, count: int) -> None:
-        for _ in range(count):
-            assert self.began.acquire(timeout=5)
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @pytest.fixture
@@ -68,14 +35,6 @@ def handlers(queue: venturi.Queue) -> cabc.Iterator[Handlers]:
     handlers = Handlers(queue)
     yield handlers
     handlers.go.set()
-
-
-def stopped(worker: Worker, within: float = 5.0) -> venturi.Report:
-    """Wait until the worker has stopped."""
-    began = time.monotonic()
-    report = worker.join(within)
-    assert report is not None, f"the worker has not stopped within {time.monotonic() - began:.1f} s"
-    return report
 
 
 def job(queue: venturi.Queue, id: uuid.UUID) -> venturi.Job:
@@ -224,37 +183,6 @@ def test_a_released_job_runs_elsewhere_and_the_late_result_is_refused(
     assert [(e.outcome, e.note) for e in queue.journal(released)][1:] == [("completed", "by another")]
 
 
-@pytest.mark.conformance(187)
-@pytest.mark.parametrize("end", ["return", "fail"])
-def test_a_handler_that_ends_while_the_deadline_passes_is_settled_by_what_it_did(
-    schema: str, dsn: str, proxy: Proxy, end: str
-) -> None:
-    """Its end came before the claims were given back, although the coordinator could not look at it in time."""
-    queue = venturi.Queue(schema, dsn=proxy.dsn)
-    handlers, first_ended = Handlers(queue), threading.Event()
-
-    @queue.handler
-    def first(task: First) -> None:
-        first_ended.wait(10)
-
-    worker = queue.work(block=False, concurrency=2, shutdown_timeout=0.4)
-    observer = venturi.Queue(schema, dsn=dsn)
-    observer.enqueue(First())
-    slow = observer.enqueue(Work(end)).id
-    handlers.await_begun(1)
-    proxy.hold()
-    first_ended.set()
-    time.sleep(0.1)
-    worker.stop()
-    time.sleep(0.6)
-    proxy.resume()
-    report = stopped(worker)
-    assert (report.settled, report.released, report.unsettled) == (2, (), ())
-    assert [entry.outcome for entry in observer.journal(slow)] == ["completed" if end == "return" else "retried"]
-    queue.close()
-    observer.close()
-
-
 @pytest.mark.conformance(184, 185)
 def test_a_straggler_whose_row_is_locked_at_the_deadline_is_released_a_moment_later(
     queue: venturi.Queue, connect: Connect, handlers: Handlers
@@ -264,67 +192,12 @@ def test_a_straggler_whose_row_is_locked_at_the_deadline_is_released_a_moment_la
     stubborn = queue.enqueue(Work("ignore")).id
     handlers.await_begun(1)
     with connect() as holder:
-        holder.execute(f'SELECT FROM "{queue.schema}".live FOR UPDATE')
+        holder.execute(on(queue.schema, "SELECT FROM {schema}.live FOR UPDATE"))
         worker.stop()
         time.sleep(0.3)
         holder.rollback()
     assert [released.id for released in stopped(worker).released] == [stubborn]
     assert job(queue, stubborn).status == "pending"
-
-
-@pytest.mark.conformance(188)
-@pytest.mark.slow
-def test_a_database_that_stops_answering_does_not_hold_up_the_stop(schema: str, dsn: str, proxy: Proxy) -> None:
-    """work() returns within the shutdown timeout and five seconds, and says what it could not record."""
-    queue = venturi.Queue(schema, dsn=proxy.dsn)
-    handlers = Handlers(queue)
-    worker = queue.work(block=False, poll=0.1, shutdown_timeout=0.2)
-    observer = venturi.Queue(schema, dsn=dsn)
-    running = observer.enqueue(Work()).id
-    handlers.await_begun(1)
-    eventually(lambda: observer.stats().workers == 1)
-    proxy.hold()
-    time.sleep(0.3)
-    began = time.monotonic()
-    worker.stop()
-    report = stopped(worker, 6)
-    assert time.monotonic() - began < 0.2 + 5
-    assert report == venturi.Report(0, (), (running,))
-    proxy.resume()
-    proxy.cut()
-    observer.close()
-    queue.close()
-
-
-@pytest.mark.conformance(188)
-@pytest.mark.parametrize("phase", ["idle", "connecting", "ignoring"])
-def test_a_hanging_database_does_not_hold_up_the_stop_in_any_phase(
-    schema: str, dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, phase: str
-) -> None:
-    """Not while the answer to a claim is awaited, nor a new connection, nor a handler that does not listen."""
-    monkeypatch.setattr("venturi.worker.worker.GRACE", 1.0)
-    queue = venturi.Queue(schema, dsn=proxy.dsn)
-    handlers = Handlers(queue)
-    worker = queue.work(block=False, poll=0.1, concurrency=2, shutdown_timeout=0.2)
-    observer = venturi.Queue(schema, dsn=dsn)
-    eventually(lambda: observer.stats().workers == 1)
-    if phase == "ignoring":
-        observer.enqueue(Work("ignore"))
-        handlers.await_begun(1)
-    proxy.hold()
-    if phase == "connecting":
-        proxy.cut()
-    time.sleep(0.5)
-    began = time.monotonic()
-    worker.stop()
-    report = stopped(worker)
-    assert time.monotonic() - began < 0.2 + 1.0 + 0.5
-    assert len(report.unsettled) == (phase == "ignoring")
-    handlers.go.set()
-    proxy.resume()
-    proxy.cut()
-    observer.close()
-    queue.close()
 
 
 @pytest.mark.conformance(189, 191)
@@ -340,8 +213,11 @@ def test_after_an_orderly_stop_nothing_of_the_worker_is_left(
         worker.stop()
         assert stopped(worker) == venturi.Report(settled=2)
         with connect(autocommit=True) as connection:
-            assert connection.execute(f'SELECT FROM "{queue.schema}".workers').fetchall() == []
-            assert connection.execute(f'SELECT FROM "{queue.schema}".live WHERE owner IS NOT NULL').fetchall() == []
+            assert connection.execute(on(queue.schema, "SELECT FROM {schema}.workers")).fetchall() == []
+            assert (
+                connection.execute(on(queue.schema, "SELECT FROM {schema}.live WHERE owner IS NOT NULL")).fetchall()
+                == []
+            )
             sessions = "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'venturi %'"
             eventually(lambda: {name for (name,) in connection.execute(sessions)} <= {"venturi producer"})
     queue.close()

@@ -12,6 +12,7 @@ import typing as t
 import psycopg
 import pytest
 from fixtures.program import Programs
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import until
 
@@ -22,17 +23,19 @@ Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
+
+
 @venturi.task("work")
 class Work:
     end: str = "return"
 
 
 class Steps:
-    """Handlers that wait to be told, or for ever; and what a second thread does while the main thread works.
-
-    Args:
-        steps: One for each handler that is to begin before it.
-    """
+    """Handlers that wait to be told, or for ever; and what a second thread does while the main thread works."""
 
     def __init__(self, queue: venturi.Queue) -> None:
         self._queue = queue
@@ -104,17 +107,21 @@ def test_a_second_signal_releases_at_once(queue: venturi.Queue, steps: Steps) ->
 
 @pytest.mark.conformance(193)
 @pytest.mark.parametrize("options", [{"signals": False}, {}], ids=["signals=False", "other thread"])
-def test_no_signal_is_touched_otherwise(queue: venturi.Queue, steps: Steps, options: dict[str, t.Any]) -> None:
+def test_no_signal_is_touched_otherwise(queue: venturi.Queue, steps: Steps, options: dict[str, bool]) -> None:
     """Not with signals=False, and not off the main thread, where work() runs just as well."""
     heard = list[int]()
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def hear(number: int, frame: object) -> None:
+        heard.append(number)
+
+    previous = signal.signal(signal.SIGTERM, hear)
     stop, reports = threading.Event(), list[venturi.Report]()
     try:
         queue.enqueue(Work())
         if options:
             thread = steps.kill(signal.SIGTERM)
             threading.Timer(0.4, stop.set).start()
-            reports.append(queue.work(stop=stop, **options))
+            reports.append(queue.work(stop=stop, signals=False))
         else:
             thread = threading.Thread(target=lambda: reports.append(queue.work(stop=stop)))
             thread.start()
@@ -186,17 +193,17 @@ def test_a_busy_worker_that_is_interrupted_leaves_no_claim_behind(
     """Whatever the worker is doing at that moment, be it to wait for the answer to a claim."""
     queue.enqueue_many([Work() for _ in range(20_000)])
     with connect(autocommit=True) as connection:
-        for attempt in range(4):
+        for attempt in range(3):
             worker = program(BUSY.format(signals=signals))
             worker.hears("working")
             time.sleep(0.05 * attempt)
             worker.send(signal.SIGINT)
             assert worker.hears("interrupted" if not signals else "report") in ("", "0 0")
             assert worker.ends() == 0
-            claimed = connection.execute(f'SELECT count(*) FROM "{queue.schema}".live WHERE owner IS NOT NULL')
+            claimed = connection.execute(on(queue.schema, "SELECT count(*) FROM {schema}.live WHERE owner IS NOT NULL"))
             assert claimed.fetchone() == (0,)
-            assert connection.execute(f'SELECT count(*) FROM "{queue.schema}".workers').fetchone() == (0,)
-        assert connection.execute(f'SELECT count(*) FROM "{queue.schema}".live').fetchone() != (0,)
+            assert connection.execute(on(queue.schema, "SELECT count(*) FROM {schema}.workers")).fetchone() == (0,)
+        assert connection.execute(on(queue.schema, "SELECT count(*) FROM {schema}.live")).fetchone() != (0,)
 
 
 LEFT_RUNNING = """
@@ -236,7 +243,7 @@ def test_a_script_that_returns_from_its_main_thread_exits_by_itself(
     assert script.ends(5) == 0
     assert [job.status for job in queue.jobs()] == ["completed"]
     with connect(autocommit=True) as connection:
-        assert connection.execute(f'SELECT count(*) FROM "{queue.schema}".workers').fetchone() == (0,)
+        assert connection.execute(on(queue.schema, "SELECT count(*) FROM {schema}.workers")).fetchone() == (0,)
 
 
 @pytest.mark.conformance(190, 191)

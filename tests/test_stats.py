@@ -10,6 +10,7 @@ import uuid
 
 import psycopg
 import pytest
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, working
 
@@ -18,6 +19,12 @@ import venturi
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 HOUR = dt.timedelta(hours=1)
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("alpha")
@@ -33,13 +40,14 @@ class Beta:
 @pytest.mark.conformance(213, 214)
 def test_stats_count_ready_and_scheduled_jobs_by_kind(queue: venturi.Queue, connect: Connect) -> None:
     """The oldest ready age is that of ``visible_at``; kinds without such jobs are absent."""
-    old = [queue.enqueue(Alpha(n)).id for n in range(2)][0]
+    old, _ = (queue.enqueue(Alpha(n)).id for n in range(2))
     queue.enqueue(Beta())
     queue.enqueue(Alpha(2), delay=HOUR)
     assert queue.cancel(queue.enqueue(Beta()).id)
     with connect(autocommit=True) as connection:
         connection.execute(
-            f"""UPDATE "{queue.schema}".live SET visible_at = visible_at - interval '90 s' WHERE id = %s""", [old]
+            on(queue.schema, """UPDATE {schema}.live SET visible_at = visible_at - interval '90 s' WHERE id = %s"""),
+            [old],
         )
     stats = queue.stats()
     assert set(stats.kinds) == {"alpha", "beta"}
@@ -113,8 +121,11 @@ def test_the_oldest_ready_age_is_never_negative_and_leaves_out_what_is_claimed(
     queue.enqueue(Alpha())
     with connect(autocommit=True) as connection:
         connection.execute(
-            f"""UPDATE "{queue.schema}".live SET owner = %s, lease_until = now() + interval '1 h', run_count = 1,
+            on(
+                queue.schema,
+                """UPDATE {schema}.live SET owner = %s, lease_until = now() + interval '1 h', run_count = 1,
                        visible_at = visible_at - interval '1 day'""",
+            ),
             [uuid.uuid4()],
         )
     assert queue.stats().kinds["alpha"] == venturi.KindStats(claimed=1)

@@ -10,6 +10,7 @@ import typing as t
 import psycopg
 import pytest
 from fixtures.program import Programs
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
 from opentelemetry import metrics, trace
@@ -22,6 +23,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import venturi
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("send.mail")
@@ -56,8 +63,8 @@ class Sdk:
     def total(self, name: str, **attributes: str) -> int:
         """The sum of a counter, or the number of a histogram's values, over the points with these attributes."""
         wanted = {name.replace("__", "."): value for name, value in attributes.items()}
-        points = [p for p in self.points(name) if wanted.items() <= dict(p.attributes).items()]
-        return sum(getattr(p, "value", None) or getattr(p, "count", 0) for p in points)
+        points = [p for p in self.points(name) if all(p.attributes.get(key) == wanted[key] for key in wanted)]
+        return sum(p.value if hasattr(p, "value") else p.count for p in points)
 
     def spans(self, name: str) -> list[ReadableSpan]:
         """The spans of that name that have ended."""
@@ -136,7 +143,7 @@ def test_a_recovery_and_the_refused_settle_after_it_are_counted(
     with working(queue, lease=60), connect(autocommit=True) as connection:
         job = queue.enqueue(Mail()).id
         assert began.wait(5)
-        connection.execute(f"""UPDATE "{schema}".live SET lease_until = now() - interval '1 s'""")
+        connection.execute(on(schema, """UPDATE {schema}.live SET lease_until = now() - interval '1 s'"""))
         with working(queue, lease=60):
             until(queue, job, "recovered")
         assert sdk.total("venturi.recovered", venturi__kind="send.mail") == 1
@@ -190,8 +197,11 @@ def test_claim_latency_runs_from_the_time_at_which_the_job_was_due(
     job = queue.enqueue(Mail(), delay=dt.timedelta(hours=1)).id
     with connect(autocommit=True) as connection:
         connection.execute(
-            f"""UPDATE "{queue.schema}".jobs SET created_at = now() - interval '1 h';
-                UPDATE "{queue.schema}".live SET visible_at = now() + interval '300 ms'"""
+            on(
+                queue.schema,
+                """UPDATE {schema}.jobs SET created_at = now() - interval '1 h';
+                UPDATE {schema}.live SET visible_at = now() + interval '300 ms'""",
+            )
         )
     with working(queue, poll=60):
         ended(queue, job)
@@ -210,7 +220,7 @@ def test_a_run_is_linked_to_its_enqueue_and_is_not_its_child(queue: venturi.Queu
     assert sent.parent is not None
     assert sent.parent.span_id == request.get_span_context().span_id
     with connect() as connection:
-        (stored,) = connection.execute(f'SELECT trace FROM "{queue.schema}".jobs').fetchone() or (None,)
+        ((stored,),) = connection.execute(on(queue.schema, "SELECT trace FROM {schema}.jobs")).fetchall()
     assert format(_context(sent).span_id, "016x") in stored["traceparent"]
     with working(queue):
         ended(queue, job)
@@ -262,8 +272,12 @@ def test_telemetry_that_raises_changes_nothing(
     schema: str, dsn: str, monkeypatch: pytest.MonkeyPatch, broken: Broken
 ) -> None:
     """Jobs are enqueued, merged, run and retried as ever."""
-    monkeypatch.setattr(trace, "get_tracer", lambda *_: broken)
-    monkeypatch.setattr(metrics, "get_meter", lambda *_: broken)
+
+    def get(*arguments: object) -> Broken:
+        return broken
+
+    monkeypatch.setattr(trace, "get_tracer", get)
+    monkeypatch.setattr(metrics, "get_meter", get)
     queue = venturi.Queue(schema, dsn=dsn)
 
     @queue.handler
@@ -292,7 +306,7 @@ def test_a_stored_trace_context_that_makes_no_sense_is_ignored(
     """The run has a span without a link."""
     job = queue.enqueue(Mail()).id
     with connect(autocommit=True) as connection:
-        connection.execute(f'UPDATE "{queue.schema}".jobs SET trace = %s::jsonb', [stored])
+        connection.execute(on(queue.schema, "UPDATE {schema}.jobs SET trace = %s::jsonb"), [stored])
     with working(queue):
         until(queue, job, "completed")
         (run,) = eventually(lambda: sdk.spans("process send.mail"))
@@ -333,4 +347,4 @@ def test_without_an_sdk_everything_works_and_nothing_is_exported(
     assert script.hears("status") == "completed False"
     assert script.ends() == 0
     with connect() as connection:
-        assert connection.execute(f'SELECT trace FROM "{schema}".jobs').fetchall() == [(None,)]
+        assert connection.execute(on(schema, "SELECT trace FROM {schema}.jobs")).fetchall() == [(None,)]

@@ -17,8 +17,10 @@ import pytest
 from fixtures.program import Programs
 from fixtures.proxy import Proxy
 from fixtures.serverlog import ServerLog
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, working
+from psycopg import conninfo
 
 import venturi
 from venturi.store import migrate
@@ -28,6 +30,12 @@ from venturi.worker.settings import Settings
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 CLAIM = "WITH peeked"
+
+
+@pytest.fixture
+def schema(emptied: str) -> str:
+    """All tests here are content with one schema, emptied in between."""
+    return emptied
 
 
 @venturi.task("ping")
@@ -194,7 +202,7 @@ def test_a_worker_beside_locked_jobs_tries_again_and_does_not_park(
     began = Began(queue)
     job = producer.enqueue(Ping()).id
     with connect() as holder:
-        holder.execute(f'SELECT FROM "{schema}".live FOR UPDATE')
+        holder.execute(on(schema, "SELECT FROM {schema}.live FOR UPDATE"))
         with working(queue, poll=60):
             time.sleep(0.3)
             server_log.clear()
@@ -236,7 +244,7 @@ def test_a_burst_of_enqueues_during_one_claim_costs_one_more_claim(
     schema: str, server_log: ServerLog, producer: venturi.Queue, proxy: Proxy, observer: psycopg.Connection[t.Any]
 ) -> None:
     """A thousand notifications while a claim is on its way are one call to look again; a job after them is found."""
-    dsn = psycopg.conninfo.make_conninfo(proxy.dsn, options="-c log_statement=all")
+    dsn = conninfo.make_conninfo(proxy.dsn, options="-c log_statement=all")
     queue = venturi.Queue(schema, dsn=dsn)
     began = Began(queue)
     with working(queue, poll=0.5, lease=60):
@@ -279,7 +287,7 @@ def test_enqueues_in_another_queue_wake_nobody_here(dsn: str, server_log: Server
             queue.close()
             other.close()
             for name in names:
-                connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+                connection.execute(on(name, "DROP SCHEMA IF EXISTS {schema} CASCADE"))
 
 
 @pytest.mark.conformance(181)

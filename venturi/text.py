@@ -38,7 +38,7 @@ def trace(error: BaseException) -> str:
     """The traceback with its causes, the last 16 KiB of it."""
     try:
         lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-50)
-    except Exception as problem:  # noqa: BLE001 - a user's __str__, __repr__ or __notes__ may raise anything
+    except BaseException as problem:  # noqa: BLE001 - a user's __str__, __repr__ or __notes__ may raise anything
         lines = [f"{type(error).__name__}: its traceback cannot be rendered: {type(problem).__name__}"]
     tail = "".join(lines)[-TRACEBACK_BYTES:]
     return _storable(tail).encode()[-TRACEBACK_BYTES:].decode(errors="ignore")
@@ -47,7 +47,7 @@ def trace(error: BaseException) -> str:
 def _render(value: object) -> str:
     try:
         return str(value)
-    except Exception as problem:  # noqa: BLE001 - a user's __str__ may raise anything
+    except BaseException as problem:  # noqa: BLE001 - a user's __str__ may raise anything
         return f"<text of {type(value).__name__} cannot be rendered: {type(problem).__name__}>"
 
 

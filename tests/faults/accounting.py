@@ -63,7 +63,8 @@ _CHECKS = (
          JOIN pg_database d ON d.oid = l.database WHERE l.locktype = 'advisory' AND d.datname = current_database()""",
     """SELECT format('session %%s (%%s, %%s): %%s', a.pid, a.application_name, a.state, left(a.query, 100))
          FROM pg_stat_activity a
-        WHERE a.datname = current_database() AND a.application_name ~ '^venturi (coordinator|maintainer|listener|worker)'""",
+        WHERE a.datname = current_database()
+          AND a.application_name ~ '^venturi (coordinator|maintainer|listener|worker)'""",
     "SELECT format('prepared transaction %%s', p.gid) FROM pg_prepared_xacts p WHERE p.database = current_database()",
 )  # fmt: skip
 
@@ -91,7 +92,7 @@ def accounted(
     __tracebackhide__ = True
     seen = list(effects)
     begun, ended = ([line for line in seen if line[0] == what] for what in ("start", "end"))
-    parameters = {
+    parameters: dict[str, object] = {
         "ids": list(ids),
         "statuses": list(statuses),
         "begun": [line[1] for line in begun],

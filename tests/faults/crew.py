@@ -12,12 +12,13 @@ import typing as t
 import uuid
 
 import psycopg
+from faults.deeds import Effect, effects
 from fixtures.waiting import eventually
 from psycopg import sql
 
 import venturi
 
-__all__ = ["Hand", "at_work", "done", "query"]
+__all__ = ["Hand", "at_work", "begun", "done", "query"]
 
 
 class Hand:
@@ -103,6 +104,19 @@ def at_work(dsn: str, schema: str, *hands: Hand, timeout: float = 10.0) -> None:
         return {hand.pid for hand in hands} <= there
 
     eventually(all_there, timeout, what="the workers are there")
+
+
+def begun(log: pathlib.Path, count: int, **like: int) -> list[Effect]:
+    """Wait until that many runs have begun, and give them."""
+
+    def enough() -> list[Effect] | None:
+        starts = [each for each in effects(log) if each.what == "start"]
+        starts = [each for each in starts if all(getattr(each, name) == value for name, value in like.items())]
+        return starts if len(starts) >= count else None
+
+    found = eventually(enough, 20, what=f"{count} runs have begun")
+    assert found
+    return found
 
 
 def done(dsn: str, schema: str, timeout: float = 20.0) -> None:

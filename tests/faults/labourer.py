@@ -27,13 +27,15 @@ def main(dsn: str, schema: str, log: str, given: str) -> None:
     _shift_clock(options.pop("clock", 0))
     _die_at(options.pop("die_at", None))
 
-    import venturi
     from faults import deeds
 
+    import venturi
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s")
-    queue: venturi.Queue[t.Any] = venturi.Queue(schema, dsn=dsn)
+    queue: venturi.Queue[object] = venturi.Queue(schema, dsn=dsn)
     deeds.register(queue, pathlib.Path(log))
-    report = queue.work(state=queue, **options)
+    work: t.Any = queue.work  # the options are checked when it is called
+    report: venturi.Report = work(state=queue, **options)
     queue.close()
     stuck = {each.thread for each in report.released}
     left = {

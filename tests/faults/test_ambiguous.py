@@ -41,11 +41,12 @@ def test_a_claim_whose_answer_is_lost_is_recovered(
     queue: Queue, behind: Queue, wire: Wire, connect: Connect, dsn: str, schema: str, log: pathlib.Path
 ) -> None:
     """The job waits for its lease and is run then, once."""
+    claims = "SELECT owner FROM {q}.live WHERE owner IS NOT NULL"
     with working(behind, lease=1, poll=60):
         parked(connect(autocommit=True))
         wire.mute("venturi coordinator")
         job = queue.enqueue(Deed()).id
-        eventually(lambda: query(dsn, schema, "SELECT owner FROM {q}.live WHERE owner IS NOT NULL"), what="it is claimed")
+        eventually(lambda: query(dsn, schema, claims), what="it is claimed")
         wire.snip()
         done(dsn, schema)
         entries = until(queue, job, "recovered", "completed")
@@ -131,7 +132,7 @@ def test_a_recovery_whose_answer_is_lost_is_done_once(
 def test_an_enqueue_whose_answer_is_lost_raises_and_is_all_or_nothing(
     key: str | None, queue: Queue, behind: Queue, wire: Wire, dsn: str, schema: str, log: pathlib.Path
 ) -> None:
-    """The caller is told by an error; the job is there, whole, and runs once. With a key the next try merges into it."""
+    """The caller is told by an error; the job is there and runs once. With a key the next try merges into it."""
     task = Deed() if key is None else Keyed(key)
     raised: list[BaseException] = []
 
@@ -151,7 +152,11 @@ def test_an_enqueue_whose_answer_is_lost_raises_and_is_all_or_nothing(
     assert raised
     again = behind.enqueue(task)
     assert again.action == ("inserted" if key is None else "replaced")
-    behind.handler(lambda task: None, task=Keyed)
+
+    @behind.handler
+    def keyed(task: Keyed) -> None:
+        pass
+
     with working(behind):
         done(dsn, schema)
     outcomes = accounted(dsn, schema, [again.id])
@@ -199,15 +204,13 @@ def test_a_backend_that_is_terminated_while_it_works_is_replaced(
         CREATE TRIGGER slow AFTER UPDATE ON {q}.live FOR EACH STATEMENT EXECUTE FUNCTION {q}.slow()"""
     query(dsn, schema, slow)
     jobs = [receipt.id for receipt in queue.enqueue_many(Deed("sleep", 0.3) for _ in range(60))]
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
     ended = 0
     with working(behind, concurrency=8, lease=1.5):
         deadline = time.monotonic() + 4
         while time.monotonic() < deadline:
             time.sleep(0.23)
-            ended += len(query(
-                dsn, schema,
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", f"venturi {session}",
-            ))  # fmt: skip
+            ended += len(query(dsn, schema, end, f"venturi {session}"))
         done(dsn, schema, 30)
     assert ended > 2
     outcomes = accounted(dsn, schema, jobs, effects=effects(log))

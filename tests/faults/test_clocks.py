@@ -8,9 +8,8 @@ import pathlib
 
 import pytest
 from faults.accounting import accounted
-from faults.crew import Hand, at_work, done
+from faults.crew import Hand, at_work, begun, done
 from faults.deeds import Deed, effects
-from faults.test_kills import begun
 
 import venturi
 
@@ -34,11 +33,12 @@ def test_clocks_an_hour_off_in_both_directions_change_nothing(
     begun(log, 20)
     assert queue.cancel(far)
     done(dsn, schema)
-    assert {ahead.stops()["released"].__len__(), behind.stops()["released"].__len__()} == {0}
+    assert ahead.stops()["released"] == behind.stops()["released"] == []
     assert {each.pid for each in effects(log)} == {ahead.pid, behind.pid}
     for id in delayed:
         job = queue.job(id)
-        assert job is not None and job.finished_at is not None
+        assert job is not None
+        assert job.finished_at is not None
         assert dt.timedelta(seconds=1) <= job.finished_at - job.created_at < dt.timedelta(seconds=3.5)
     outcomes = accounted(
         dsn, schema, [*long, *delayed, far, *failing], statuses=("completed", "cancelled"), effects=effects(log)

@@ -8,9 +8,8 @@ import time
 
 import pytest
 from faults.accounting import accounted
-from faults.crew import Hand, at_work, done
+from faults.crew import Hand, at_work, begun, done
 from faults.deeds import Deed, effects
-from faults.test_kills import begun
 from faults.wire import Wire
 
 import venturi

@@ -10,10 +10,9 @@ import typing as t
 import psycopg
 import pytest
 from faults.accounting import accounted
-from faults.crew import Hand, at_work, done, query
+from faults.crew import Hand, at_work, begun, done, query
 from faults.deeds import Deed, effects
-from faults.test_kills import begun
-from fixtures.waiting import eventually
+from fixtures.work import ended
 from psycopg import conninfo, sql
 
 import venturi
@@ -70,6 +69,8 @@ def test_a_roles_default_limits_do_not_reach_the_queues_sessions(
         ALTER ROLE {role} SET idle_session_timeout = '300ms';
         ALTER ROLE {role} SET default_transaction_isolation = 'serializable';
         ALTER ROLE {role} SET default_transaction_read_only = on""")
+    if query(dsn, schema, "SELECT FROM pg_settings WHERE name = 'transaction_timeout'"):
+        role.run("ALTER ROLE {role} SET transaction_timeout = '50ms'")
     queue: venturi.Queue = venturi.Queue(schema, dsn=role.dsn)
     hand = hire(role.dsn, concurrency=2, lease=3, poll=60)
     at_work(dsn, schema, hand)
@@ -110,8 +111,9 @@ def test_writes_that_are_refused_for_a_while_are_made_later(
         CREATE FUNCTION {q}.refuse() RETURNS trigger LANGUAGE plpgsql
             AS $$BEGIN RAISE EXCEPTION 'no' USING ERRCODE = TG_ARGV[0]; END$$"""
     query(dsn, schema, refusal)
+    trigger = "CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON {{q}}.{} FOR EACH ROW EXECUTE FUNCTION "
     for table in ("jobs", "live", "journal"):
-        query(dsn, schema, _refuse(table, code))
+        query(dsn, schema, t.cast(t.Any, f"{trigger.format(table)}{{q}}.refuse('{code}')"))
     with pytest.raises(psycopg.Error):
         queue.enqueue(Deed())
     time.sleep(2)
@@ -120,11 +122,6 @@ def test_writes_that_are_refused_for_a_while_are_made_later(
     done(dsn, schema, 30)
     hand.stops()
     assert accounted(dsn, schema, jobs, effects=effects(log)) == {"completed": 31}
-
-
-def _refuse(table: str, code: str) -> t.Any:
-    text = "CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON {{q}}.{} FOR EACH ROW EXECUTE FUNCTION {{q}}.refuse('{}')"
-    return text.format(table, code)
 
 
 @pytest.mark.parametrize("loss", ["rights", "login"])
@@ -162,7 +159,7 @@ def test_rows_that_are_changed_by_hand_while_they_run_stop_nothing(
     begun(log, 1)
     query(dsn, schema, change)
     other = queue.enqueue(Deed()).id
-    eventually(lambda: [entry.outcome for entry in queue.journal(other)] == ["completed"], 10, what="the other one runs")
+    ended(queue, other, timeout=10)
     done(dsn, schema)
     hand.stops()
     assert str(doomed) in hand.words

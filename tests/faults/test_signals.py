@@ -10,10 +10,8 @@ import time
 
 import pytest
 from faults.accounting import accounted
-from faults.crew import Hand, at_work, done, query
+from faults.crew import Hand, at_work, begun, done, query
 from faults.deeds import Deed, effects
-from faults.test_kills import begun
-
 from fixtures.waiting import eventually
 
 import venturi

@@ -10,6 +10,7 @@ import uuid
 
 import attrs
 from fixtures.claims import registry
+from psycopg import sql
 
 import venturi
 from model.oracle import BACKSTOP, BASE, CAP, LEASE, START, End, Entry, Request, View
@@ -17,10 +18,7 @@ from venturi.context import RunSignal
 from venturi.registry import Handler, Registry
 from venturi.store.claiming import Claim, Claiming, Ending, Expired, WorkerRow
 from venturi.store.connections import Session
-from venturi.store.looking import Looking
-from venturi.store.producing import Producing
 from venturi.store.sql import Sql
-from venturi.store.store import Store
 from venturi.telemetry import Telemetry
 from venturi.worker.flight import Flight, Run
 from venturi.worker.lanes import Lanes
@@ -101,18 +99,10 @@ def _plain(task: Plain, ctx: venturi.Context[int, Act]) -> venturi.Outcome:
 
 def handlers(kinds: cabc.Collection[str]) -> Registry:
     """The handlers of a worker that serves these kinds."""
-    made = {"capped": Handler(_capped, task=Capped, cap=CAPS["capped"]), "plain": Handler(_plain, task=Plain)}
+    made: dict[str, Handler[t.Any]] = {
+        "capped": Handler(_capped, task=Capped, cap=CAPS["capped"]), "plain": Handler(_plain, task=Plain)
+    }  # fmt: skip
     return registry(*(made[kind] for kind in kinds))
-
-
-class _ClockedStore(Store):
-    """A store whose statements read the clock of the session."""
-
-    def __init__(self, schema: str, dsn: str) -> None:
-        super().__init__(schema, dsn=dsn, pool_size=1, listen_dsn=None, notify=True, pooler=False)
-        self.statements = Sql(schema, now=CLOCK)
-        self.looking = Looking(self.statements)
-        self._loud = self._quiet = Producing(self.statements)
 
 
 class Queue(venturi.Queue[None]):
@@ -124,9 +114,8 @@ class Queue(venturi.Queue[None]):
 
     def __init__(self, schema: str, dsn: str, session: Session) -> None:
         super().__init__(schema, dsn=dsn)
-        self.store = _ClockedStore(schema, dsn)
         self.session = session
-        self._looking = self.store.looking
+        self.statements = Sql(schema, now=CLOCK)
 
     def set_clock(self, now: dt.datetime) -> None:
         """From now on it is that instant."""
@@ -190,13 +179,11 @@ class Member:
         self.act: Act = lambda ctx: None
         self._registry = handlers(kinds)
         self.lanes = Lanes(self._registry, slots, Rotation(4, start), Marks())
-        self.claiming = Claiming(queue.store.statements, WorkerRow(self.id, "paper", 1, slots, self.kinds, LEASE))
-        self._runner = Runner(self.id, SETTINGS, lambda ctx: self.act(ctx), Telemetry("model"), lambda id_: [])  # pyright: ignore[reportUnknownLambdaType]
+        self.claiming = Claiming(queue.statements, WorkerRow(self.id, "paper", 1, slots, self.kinds, LEASE))
+        self._runner = Runner(self.id, SETTINGS, self._act, Telemetry("model"), lambda id_: [])
 
-    @property
-    def held(self) -> int:
-        """Runs that hold a slot."""
-        return len(self.flight) + len(self.done)
+    def _act(self, ctx: venturi.Context[t.Any, t.Any]) -> t.Any:
+        return self.act(ctx)
 
     def room(self, kind: str) -> int:
         """How many more runs of the kind there may be once all that is done is settled."""
@@ -228,7 +215,7 @@ class Recoverer(Maintainer):
 
     def __init__(self, queue: Queue) -> None:
         outages = Outages("model")
-        self.claiming = Claiming(queue.store.statements, WorkerRow(uuid.uuid4(), "paper", 2, 1, (), LEASE))
+        self.claiming = Claiming(queue.statements, WorkerRow(uuid.uuid4(), "paper", 2, 1, (), LEASE))
         super().__init__(
             lambda: queue.session, self.claiming, Flight(), handlers(["plain"]), SETTINGS, queue.telemetry, outages,
             failed=lambda error: None,

@@ -45,7 +45,9 @@ _PINNED = {
     "statement_timeout": "30s",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "60s",
+    "idle_session_timeout": "0",
 }
+_PINNED_SINCE_17 = {"transaction_timeout": "0"}
 
 
 def resolve(dsn: str | None) -> str:
@@ -159,7 +161,8 @@ def _prepare_session(session: Session, pooler: bool) -> None:
         # A pooler hands out sessions by transaction, so that each transaction says for itself what it needs.
         session.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return
-    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _PINNED.items())
+    pinned = _PINNED | (_PINNED_SINCE_17 if session.info.server_version >= 170000 else {})
+    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in pinned.items())
     session.execute(f"SELECT {settings}".encode(), prepare=False)
 
 

@@ -4,6 +4,7 @@ costs a third of a ``submit`` per run.
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,11 @@ class Slots:
 
     def _loop(self) -> None:
         execute, inbox, take = self._execute, self._inbox, self._runs.get
+        process = os.getpid()
         while (run := take()) is not None:
             run.ending = execute(run)
+            if os.getpid() != process:
+                # The handler has forked, and this child has left it: nobody else would ever end it.
+                os._exit(0)
             inbox.put(run)
             del run  # nothing of a run is kept while waiting for the next one
