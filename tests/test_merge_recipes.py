@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import attrs
 import psycopg
 import pytest
+from psycopg import sql
 
 import venturi
 from venturi import Combine, Keep, Merge, Pending, Priority, Replace
@@ -30,15 +31,12 @@ class Rebuild:
     """Debounce with a bound: a minute after the last enqueue, ten minutes after the first at the latest."""
 
     index: str
-    since: dt.datetime = attrs.field(factory=lambda: dt.datetime.now(dt.UTC), eq=False)
 
     def dedup_key(self) -> str:
         return self.index
 
     def merge(self, existing: Pending[Rebuild]) -> Merge[Rebuild]:
-        since = existing.task.since
-        left = since + LONGEST - dt.datetime.now(dt.UTC)
-        return Combine(attrs.evolve(self, since=since), delay=min(QUIET, left))
+        return Replace(delay=min(QUIET, LONGEST - existing.age))
 
 
 @venturi.task("recipe.store")
@@ -74,14 +72,12 @@ class Sync:
     """Escalate: the most urgent request counts, whatever comes after it."""
 
     account: int
-    urgency: Priority = Priority.LOW
 
     def dedup_key(self) -> int:
         return self.account
 
     def merge(self, existing: Pending[Sync]) -> Merge[Sync]:
-        urgency = min(self.urgency, existing.task.urgency)
-        return Combine(Sync(self.account, urgency), priority=urgency)
+        return Combine(self, priority=min(existing.priority, existing.asked_priority))
 
 
 @attrs.define
@@ -126,14 +122,14 @@ def test_a_debounce_moves_the_run_away_but_not_for_ever(queue: venturi.Queue, co
         assert job.visible_at is not None
         return job.visible_at - dt.datetime.now(dt.UTC)
 
-    begun = [dt.datetime.now(dt.UTC) - minutes for minutes in (0 * QUIET, LONGEST - QUIET / 2, LONGEST + QUIET)]
-    for since, expected in zip(begun, (QUIET, QUIET / 2, 0 * QUIET), strict=True):
-        queue.enqueue(Rebuild("books", since), conn=conn, delay=QUIET)
-        receipt = queue.enqueue(Rebuild("books"), conn=conn, delay=QUIET)
-        assert receipt.action == "combined"
+    aged = sql.SQL("UPDATE {} SET created_at = created_at - %s").format(sql.Identifier(queue.schema, "jobs"))
+    for age, expected in zip(
+        (0 * QUIET, LONGEST - QUIET / 2, LONGEST + QUIET), (QUIET, QUIET / 2, 0 * QUIET), strict=True
+    ):
+        queue.enqueue(Rebuild("books"), conn=conn, delay=QUIET)
+        conn.execute(aged, (age,))
+        assert queue.enqueue(Rebuild("books"), conn=conn, delay=QUIET).action == "replaced"
         assert abs(due() - expected) < MARGIN
-        (stored,) = queued(conn, Rebuild, queue=queue)
-        assert stored.since == since
         conn.rollback()
 
 
@@ -168,7 +164,7 @@ def test_the_most_urgent_request_counts(queue: venturi.Queue, connect: Connect) 
     conn = connect()
     seen: list[Priority] = []
     for urgency in (Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.NORMAL, Priority.LOW):
-        queue.enqueue(Sync(1, urgency), conn=conn, priority=urgency)
+        queue.enqueue(Sync(1), conn=conn, priority=urgency)
         (job,) = queue.jobs(conn=conn)
         seen.append(job.priority)
     assert seen == [2, 1, 0, 0, 0]
@@ -197,10 +193,10 @@ def test_a_paused_job_is_given_more_to_do(queue: venturi.Queue, connect: Connect
 Check: t.TypeAlias = cabc.Callable[[t.Any, venturi.Job], bool]
 
 STORMS: dict[str, tuple[cabc.Callable[[int], object], Check]] = {
-    "debounce": (lambda n: Rebuild("a", BEGUN - n * QUIET / 10), lambda task, job: task.since <= BEGUN),
+    "debounce": (lambda n: Rebuild("a"), lambda task, job: (job.visible_at or BEGUN) > BEGUN + QUIET / 2),
     "newest": (lambda n: Store(1, n * 7 % 32), lambda task, job: task.version == 31),
     "union": (lambda n: Notify(1, frozenset({str(n)})), lambda task, job: len(task.messages) == 32),
-    "escalate": (lambda n: Sync(1, Priority.HIGH if n == 9 else Priority.LOW), lambda task, job: job.priority == 0),
+    "escalate": (lambda n: Sync(1), lambda task, job: job.priority == 0),
     "paused": (lambda n: Crawl("a", [str(n)]), lambda task, job: len(task.urls) == 32),
 }
 
@@ -214,8 +210,7 @@ def test_a_recipe_loses_nothing_in_a_storm(
 
     def produce(number: int) -> venturi.Receipt:
         task = make(number)
-        urgency = task.urgency if isinstance(task, Sync) else None
-        return queue.enqueue(task, priority=urgency, delay=QUIET)
+        return queue.enqueue(task, priority=Priority.HIGH if number == 9 else None, delay=QUIET)
 
     receipts = at_once(32, produce)
     (job,) = queue.jobs()

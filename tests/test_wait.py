@@ -241,11 +241,16 @@ def test_polling_alone_is_enough(schema: str, dsn: str, options: dict[str, t.Any
 
 @pytest.mark.conformance(176)
 def test_a_burst_of_enqueues_during_one_claim_costs_one_more_claim(
-    schema: str, server_log: ServerLog, producer: venturi.Queue, proxy: Proxy, observer: psycopg.Connection[t.Any]
+    schema: str,
+    dsn: str,
+    server_log: ServerLog,
+    producer: venturi.Queue,
+    proxy: Proxy,
+    observer: psycopg.Connection[t.Any],
 ) -> None:
     """A thousand notifications while a claim is on its way are one call to look again; a job after them is found."""
-    dsn = conninfo.make_conninfo(proxy.dsn, options="-c log_statement=all")
-    queue = venturi.Queue(schema, dsn=dsn)
+    held = conninfo.make_conninfo(proxy.dsn, options="-c log_statement=all")
+    queue = venturi.Queue(schema, dsn=held, listen_dsn=dsn)
     began = Began(queue)
     with working(queue, poll=0.5, lease=60):
         parked(observer)

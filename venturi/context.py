@@ -15,7 +15,7 @@ from collections.abc import Callable, MutableMapping
 from typing_extensions import TypeVar
 
 from venturi.errors import Cancelled, ConfigError, LeaseLost, Reason
-from venturi.values import Entry
+from venturi.values import Entry, Priority
 
 __all__ = ["Cancellation", "Context", "Pending", "RunSignal", "current_context", "enter"]
 
@@ -211,7 +211,9 @@ class Pending(t.Generic[T, C]):
         id: The job.
         task: Its decoded payload.
         carry: Its carry, the declared type's default if it was never set.
+        age: Time since it was first enqueued, on the database's clock.
         visible_at: When it is due.
+        asked_priority: The priority that the new enqueue asked for.
     """
 
     def __init__(
@@ -222,7 +224,9 @@ class Pending(t.Generic[T, C]):
         carry: C,
         run_count: int,
         failure_count: int,
-        priority: t.Any,
+        priority: Priority,
+        asked_priority: Priority,
+        age: dt.timedelta,
         visible_at: dt.datetime,
         history: Callable[[], list[Entry]],
     ) -> None:
@@ -232,6 +236,8 @@ class Pending(t.Generic[T, C]):
         self.run_count = run_count
         self.failure_count = failure_count
         self.priority = priority
+        self.asked_priority = asked_priority
+        self.age = age
         self.visible_at = visible_at
         self._history = history
         self._read: list[Entry] | None = None

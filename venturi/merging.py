@@ -60,6 +60,7 @@ class _Held:
     failure_count: int
     priority: Priority
     visible_at: dt.datetime
+    created_at: dt.datetime
     id: uuid.UUID
     trace: str | None = None
     candidate: Candidate | None = None
@@ -152,7 +153,7 @@ class Merging:
             self._sooner = True
             if slot is not None and held is None:
                 self._held[slot] = _Held(
-                    request.task, job.payload, None, 0, 0, job.priority, due, job.id, job.trace, inserted=job
+                    request.task, job.payload, None, 0, 0, job.priority, due, self._now, job.id, job.trace, inserted=job
                 )
             return Receipt(job.id, "inserted")
         return Receipt(held.id, self._apply(request, held, decision, due))
@@ -168,6 +169,8 @@ class Merging:
             run_count=held.run_count,
             failure_count=held.failure_count,
             priority=held.priority,
+            asked_priority=request.job.priority,
+            age=self._now - held.created_at,
             visible_at=held.visible_at,
             history=lambda: self._history(held.id),
         )
@@ -266,4 +269,5 @@ def _decoded(candidate: Candidate, type_: TaskType) -> _Held | None:
         )  # fmt: skip
         return None
     c = candidate
-    return _Held(task, c.payload, c.carry, c.run_count, c.failure_count, c.priority, c.visible_at, c.id, candidate=c)
+    state = (c.payload, c.carry, c.run_count, c.failure_count, c.priority, c.visible_at, c.created_at)
+    return _Held(task, *state, c.id, candidate=c)

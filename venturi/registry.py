@@ -270,7 +270,9 @@ def _check_carry(handler: Handler[t.Any], task: TaskType) -> None:
     carry = t.get_args(annotation)[0]
     declared = type(None) if task.carry is None else task.carry
     told = "no carry" if task.carry is None else f"carry={_name(declared)}"
-    if carry is not declared and carry is not t.Any and carry != declared and not isinstance(carry, t.TypeVar):
+    # dict[str, int] fits a carry declared as dict, and the other way round.
+    fits = carry == declared or (t.get_origin(carry) or carry) is (t.get_origin(declared) or declared)
+    if not fits and carry is not t.Any and not isinstance(carry, t.TypeVar):
         raise ConfigError(f"{handler.name}: takes Context[{_name(carry)}], but {_name(task.cls)} declares {told}")
 
 

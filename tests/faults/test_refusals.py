@@ -99,7 +99,7 @@ def test_a_migration_sets_its_own_limits(role: Role, dsn: str, schema: str) -> N
     accounted(dsn, schema)
 
 
-@pytest.mark.parametrize("code", ["53100", "57014", "40001", "40P01", "25006", "55P03"])
+@pytest.mark.parametrize("code", ["53100", "57014", "40001", "25006"])
 def test_writes_that_are_refused_for_a_while_are_made_later(
     code: str, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:

@@ -62,6 +62,7 @@ class Candidate:
     failure_count: int
     priority: Priority
     visible_at: dt.datetime
+    created_at: dt.datetime
 
 
 @attrs.define
@@ -134,9 +135,8 @@ class Producing:
         ).fetchall()
         oldest: dict[int, tuple[tuple[dt.datetime, uuid.UUID], Candidate]] = {}
         for number, live_tid, body_tid, id_, payload, carry, runs, failures, priority, visible_at, created_at in rows:
-            found = Candidate(
-                live_tid, body_tid, id_, payload, carry, runs, failures, Priority(priority), _utc(visible_at)
-            )
+            counts = (runs, failures, Priority(priority))
+            found = Candidate(live_tid, body_tid, id_, payload, carry, *counts, _utc(visible_at), _utc(created_at))
             age = (created_at, id_)
             if number not in oldest or age < oldest[number][0]:
                 oldest[number] = (age, found)
