@@ -28,7 +28,7 @@ from venturi import embedded
 
 ROOT = Path(__file__).resolve().parent.parent
 STATEMENTS = "venturi/store/sql.py"
-LONGEST = 90
+LONGEST = 60
 """Seconds after which tests that still run count as failed."""
 WORKERS, OPERATORS = "tests/test_guards.py", "tests/test_guards_operators.py"
 EVERYTHING = (WORKERS, OPERATORS, "tests/test_model.py")

@@ -266,3 +266,32 @@ def test_a_killed_worker_s_job_is_not_lost(queue: venturi.Queue, program: Progra
     assert script.ends() == -signal.SIGKILL
     (job,) = queue.jobs()
     assert (job.status, job.run_count) == ("claimed", 1)
+
+
+def test_a_forked_child_does_not_wait_for_its_parent_s_workers(program: Programs) -> None:
+    """It ends as soon as its own code does, and the parent's worker goes on."""
+    script = program(
+        """
+        @venturi.task("work")
+        class Work:
+            pass
+
+        @queue.handler
+        def handle(task: Work) -> None:
+            say("ran")
+
+        with queue.work(block=False, poll=0.05):
+            while queue.stats().workers == 0:
+                time.sleep(0.01)
+            if os.fork() == 0:
+                threading._shutdown()
+                os._exit(7)
+            say("child", os.waitstatus_to_exitcode(os.wait()[1]))
+            queue.enqueue(Work())
+            time.sleep(0.3)
+        queue.close()
+        """
+    )
+    assert script.hears("child", timeout=8) == "7"
+    script.hears("ran")
+    assert script.ends() == 0

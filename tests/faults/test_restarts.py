@@ -32,6 +32,7 @@ class Producer(threading.Thread):
         ids: Jobs whose enqueue was answered.
         errors: Enqueues that raised, by type.
         slowest: Seconds that the longest one took.
+        answered: When each one of `ids` was answered, on the monotonic clock.
     """
 
     def __init__(self, queue: venturi.Queue, pause: float) -> None:
@@ -39,6 +40,7 @@ class Producer(threading.Thread):
         self.ids: list[uuid.UUID] = []
         self.errors: collections.Counter[str] = collections.Counter()
         self.slowest = 0.0
+        self.answered: list[float] = []
         self._queue = queue
         self._pause = pause
         self._over = threading.Event()
@@ -48,6 +50,7 @@ class Producer(threading.Thread):
             began = time.monotonic()
             try:
                 self.ids.append(self._queue.enqueue(Deed("sleep", 0.01)).id)
+                self.answered.append(time.monotonic())
             except psycopg.Error as error:
                 self.errors[type(error).__name__] += 1
             self.slowest = max(self.slowest, time.monotonic() - began)
@@ -97,6 +100,7 @@ def test_a_server_that_stops_under_load_costs_nothing_but_its_time(
         back = time.monotonic()
         eventually(lambda: sum(rates(dsn, schema, back, time.monotonic())), 15, what="jobs are completed again")
         resumed = time.monotonic()
+        enqueued = eventually(lambda: [at for at in producer.answered if at > back], 15, what="jobs are enqueued again")
         time.sleep(4)
     done(dsn, schema, lease * 2 + 20)
     drained = time.monotonic()
@@ -104,7 +108,8 @@ def test_a_server_that_stops_under_load_costs_nothing_but_its_time(
         hand.stops()
     per_second = rates(dsn, schema, began, drained)
     print(
-        f"\n{mode} {seconds} s: resumed {resumed - back:.2f} s after the server, completed per second {per_second}, "
+        f"\n{mode} {seconds} s: workers back {resumed - back:.2f} s and producer {enqueued[0] - back:.2f} s after the server, "
+        f"completed per second {per_second}, "
         f"enqueues failed {dict(producer.errors)}, the slowest took {producer.slowest:.1f} s"
     )
     outcomes = accounted(dsn, schema, [*producer.ids, *across], effects=effects(log))

@@ -75,13 +75,12 @@ def resolve(dsn: str | None) -> str:
 
 
 class Session(psycopg.Connection[TupleRow]):
-    """A connection of our own. Every wait for the server ends, if need be with an OperationalError.
+    """A connection of our own. Every wait for the server ends, if need be with an OperationalError."""
 
-    Attributes:
-        patience: Gives the longest wait, in seconds, from now. When it falls to zero, waits that have begun end too.
-    """
-
-    patience: Callable[[], float] = staticmethod(lambda: CALL_SECONDS)
+    @staticmethod
+    def patience() -> float:
+        """The longest wait, in seconds, from now. When it falls to zero, waits that have begun end too."""
+        return CALL_SECONDS
 
     @classmethod
     def _connect_gen(cls, conninfo: str = "") -> PQGenConn[t.Self]:
@@ -270,6 +269,9 @@ class Pool:
                     open=True,
                     name="venturi",
                     timeout=POOL_SECONDS,
+                    # Its waits between attempts double until it gives up and the next user begins anew: given its
+                    # default of five minutes, a long outage would go on for nearly as long again.
+                    reconnect_timeout=POOL_SECONDS,
                     max_idle=300,
                     configure=lambda session: _prepare_session(session, self._pooler),
                 )

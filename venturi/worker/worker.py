@@ -178,6 +178,8 @@ class Worker:
             self._work()
         except BaseException as error:
             self._failure = self._failure or error
+        finally:
+            self._done.set()
 
     # --- The work
 
@@ -281,6 +283,7 @@ def _stop_all() -> None:
         worker._done.wait(worker.settings.shutdown_timeout + 2 * GRACE)  # pyright: ignore[reportPrivateUsage]
 
 
+os.register_at_fork(after_in_child=_running.clear)  # its workers are its parent's
 # Before Python ends, it waits for the threads of every pool without asking any of them to end. What is registered after
 # the pools, which the imports above have done, is called before that; `atexit` would be too late.
 threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
