@@ -1,6 +1,6 @@
 """Does a test fail without it? Asked of every condition that guards a statement on live jobs.
 
-    python tests/mutations.py [STATEMENT ...] [--tests FILE ...]
+    python -m tests.mutations [STATEMENT ...] [--tests FILE ...]
 
 Each mutation takes one condition out of `venturi/store/sql.py`, in a copy of the package that comes before the checkout
 on the import path, and runs the tests of that statement. "killed": a test failed, as it should. "survived": none did,

@@ -114,7 +114,6 @@ def test_claim_begins_at_the_mark(rows: Rows, me: Claiming, session: Session) ->
     assert taken(take(me, session, ("a", 1), mark=instant)) == {recent}
 
 
-@pytest.mark.conformance(110)
 def test_claim_fills_no_more_than_the_room_and_the_count(rows: Rows, me: Claiming, session: Session) -> None:
     """A task's room holds for all of its tiers together, and the count for all tasks."""
     for tier in range(3):
@@ -132,7 +131,6 @@ def test_claim_does_not_wait_for_a_row(rows: Rows, me: Claiming, session: Sessio
     assert taken(take(me, session, ("a", 1))) == {free}
 
 
-@pytest.mark.conformance(93)
 def test_claim_that_comes_second_takes_nothing(rows: Rows, session: Session) -> None:
     """A job that somebody claims while this claim looks for jobs is claimed once."""
     job = rows.put()
@@ -143,7 +141,6 @@ def test_claim_that_comes_second_takes_nothing(rows: Rows, session: Session) -> 
     assert rows.live()[job] == (OTHER, 1, 0)
 
 
-@pytest.mark.conformance(262)
 def test_claim_that_a_merge_overtakes_takes_nothing(rows: Rows, session: Session) -> None:
     """A job that a merge puts off while this claim looks for jobs stays pending."""
     job = rows.put()
@@ -186,7 +183,7 @@ def test_settle_refuses_an_older_run(rows: Rows, me: Claiming, session: Session,
     assert rows.entries() == []
 
 
-@pytest.mark.conformance(119, 199)
+@pytest.mark.conformance(119)
 @pytest.mark.parametrize("owner", [OTHER, None])
 def test_settle_refuses_another_owner(rows: Rows, me: Claiming, session: Session, owner: uuid.UUID | None) -> None:
     """A result does nothing to the claim of another worker, nor to a job that nobody holds."""
@@ -246,7 +243,7 @@ def test_settle_knows_its_own_end_again(
     assert me.settle(session, [asked]) == [Unsettled(asked.id, asked.run_count, ours=False, done=done)]
 
 
-@pytest.mark.conformance(115, 131, 155)
+@pytest.mark.conformance(131)
 @pytest.mark.parametrize(
     ("outcome", "stays", "failures"),
     [("completed", False, 0), ("paused", True, 0), ("retried", True, 1), ("dead", False, 1), ("recovered", True, 1),
@@ -321,7 +318,6 @@ def test_renewal_renews_the_jobs_that_it_names(rows: Rows, me: Claiming, session
     assert rows.run(query) == [(other,)]
 
 
-@pytest.mark.conformance(261)
 def test_renewal_does_not_wait_for_a_row(rows: Rows, me: Claiming, session: Session, connect: t.Any) -> None:
     """A row that somebody locks is still ours, and renewed next time."""
     job = rows.put(owner=ME, run=1)
@@ -332,7 +328,7 @@ def test_renewal_does_not_wait_for_a_row(rows: Rows, me: Claiming, session: Sess
 # --- Recovery
 
 
-@pytest.mark.conformance(163, 166)
+@pytest.mark.conformance(163)
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_only_claims_whose_lease_is_over_are_lost(rows: Rows, me: Claiming, session: Session, everywhere: bool) -> None:
     """The longest over comes first, each once, whatever its lane; pending and living ones are none."""
@@ -360,7 +356,6 @@ def test_one_batch_of_lost_claims_is_bounded(rows: Rows, me: Claiming, session: 
     assert len(me.expired(session)) == 100
 
 
-@pytest.mark.conformance(200)
 def test_only_workers_silent_for_ten_leases_are_removed(
     rows: Rows, me: Claiming, session: Session, connect: t.Any
 ) -> None:

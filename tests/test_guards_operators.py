@@ -117,7 +117,6 @@ def test_a_merge_passes_over_a_job_that_it_cannot_decode(queue: venturi.Queue, r
     assert queue.enqueue(Task(key="mine")) == venturi.Receipt(good, "replaced")
 
 
-@pytest.mark.conformance(84)
 def test_a_claim_passes_over_a_merge_in_progress(
     queue: venturi.Queue, rows: Rows, worker: Claiming, session: Session, connect: t.Any
 ) -> None:
@@ -142,7 +141,7 @@ def test_cancel_ends_the_pending_job_that_it_names(rows: Rows, looking: Looking,
     assert rows.entries() == [(job, 7, 0)]
 
 
-@pytest.mark.conformance(202, 204)
+@pytest.mark.conformance(204)
 def test_cancel_asks_for_the_end_of_the_claim_that_it_names(rows: Rows, looking: Looking, session: Session) -> None:
     """A claimed job stays claimed, and the request speaks of it alone."""
     job, other = rows.put(owner=OTHER, run=3), rows.put(owner=OTHER, run=4)
@@ -159,7 +158,6 @@ def test_only_claims_are_asked_to_end(rows: Rows, session: Session) -> None:
     assert run(session, Sql(rows.schema)(CANCEL_CLAIMED), (job,)).fetchall() == []
 
 
-@pytest.mark.conformance(205)
 def test_a_cancel_that_a_claim_overtakes_asks_for_its_end(
     rows: Rows, looking: Looking, worker: Claiming, session: Session, connect: t.Any
 ) -> None:
@@ -178,7 +176,6 @@ def test_a_cancel_that_a_claim_overtakes_asks_for_its_end(
     assert rows.run("SELECT job_id, run_count FROM {schema}.cancels") == [(job, 1)]
 
 
-@pytest.mark.conformance(202)
 def test_a_worker_is_told_of_its_own_jobs_and_claims_stay(rows: Rows, worker: Claiming, session: Session) -> None:
     """Requests for other jobs are left to other workers, and for claimed ones nothing is done yet."""
     mine, other = rows.put(owner=OTHER, run=1), rows.put(owner=OTHER, run=1)
@@ -188,7 +185,6 @@ def test_a_worker_is_told_of_its_own_jobs_and_claims_stay(rows: Rows, worker: Cl
     assert set(rows.live()) == {mine, other}
 
 
-@pytest.mark.conformance(203)
 def test_what_went_back_after_a_request_is_cancelled(rows: Rows, worker: Claiming, session: Session) -> None:
     """It alone: a pending job that nobody asked about stays; the request is done with, as are those of ended jobs."""
     asked, other, gone = rows.put(run=1), rows.put(run=1), rows.end(0)
@@ -214,7 +210,7 @@ def test_requests_do_not_wait_for_a_row(rows: Rows, worker: Claiming, session: S
 # --- Requeue
 
 
-@pytest.mark.conformance(206, 207)
+@pytest.mark.conformance(207)
 def test_requeue_sends_back_the_job_that_it_names(rows: Rows, looking: Looking, session: Session) -> None:
     """Other dead jobs stay dead; the job's own body comes back with it, and a request to cancel it is forgotten."""
     other, job = rows.end(3, "b", at=-90), rows.end(3, "a")

@@ -194,7 +194,6 @@ def _tier(place: int, ratio: int = 4) -> Priority:
     return Priority.LOW if last else Priority.NORMAL if (place + 1) % ratio == 0 else Priority.HIGH
 
 
-@pytest.mark.conformance(57, 95, 110)
 def test_caps_turns_and_marks_hold_over_any_sequence_of_steps() -> None:
     """No cap or slot is exceeded or wasted, only claims move the turns, and no mark hides a job for a second."""
     run_state_machine_as_test(Worker, settings=settings(COMMON, max_examples=60 * FACTOR, stateful_step_count=60))

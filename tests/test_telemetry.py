@@ -143,6 +143,8 @@ def test_a_recovery_and_the_refused_settle_after_it_are_counted(
     with working(queue, lease=60), connect(autocommit=True) as connection:
         job = queue.enqueue(Mail()).id
         assert began.wait(5)
+        # Once it has said that it lives, the first worker renews nothing for a third of a lease.
+        eventually(lambda: queue.stats().workers == 1)
         connection.execute(on(schema, """UPDATE {schema}.live SET lease_until = now() - interval '1 s'"""))
         with working(queue, lease=60):
             until(queue, job, "recovered")

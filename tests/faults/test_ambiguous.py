@@ -24,6 +24,11 @@ from venturi.store import migrate
 
 pytestmark = pytest.mark.faults
 
+RESTING = """
+    SELECT pid FROM pg_stat_activity
+     WHERE application_name = 'venturi coordinator' AND state = 'idle'
+       AND state_change < clock_timestamp() - interval '300 ms'"""
+
 Queue: t.TypeAlias = venturi.Queue[t.Any]
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -44,6 +49,7 @@ def test_a_claim_whose_answer_is_lost_is_recovered(
     claims = "SELECT owner FROM {q}.live WHERE owner IS NOT NULL"
     with working(behind, lease=1, poll=60):
         parked(connect(autocommit=True))
+        eventually(lambda: query(dsn, schema, RESTING), what="it sleeps")
         wire.mute("venturi coordinator")
         job = queue.enqueue(Deed()).id
         eventually(lambda: query(dsn, schema, claims), what="it is claimed")
@@ -60,11 +66,12 @@ def test_a_settle_whose_answer_is_lost_is_done_once(
     act: str, queue: Queue, behind: Queue, wire: Wire, dsn: str, schema: str, log: pathlib.Path
 ) -> None:
     """The worker asks again, and leaves one entry for one run, whatever its outcome is."""
-    mute = threading.Event()
+    began, muted = threading.Event(), threading.Event()
 
     @behind.handler
     def later(task: Later) -> venturi.Outcome:
-        assert mute.wait(10)
+        began.set()
+        assert muted.wait(10)
         match task.act:
             case "pause":
                 return venturi.Pause(dt.timedelta(seconds=0.5)) if len(queue.journal(job)) == 0 else None
@@ -78,9 +85,9 @@ def test_a_settle_whose_answer_is_lost_is_done_once(
     first = {"wait": "completed", "pause": "paused", "fail": "retried", "permanent": "dead"}[act]
     with working(behind, concurrency=1):
         job = queue.enqueue(Later(act)).id
-        eventually(lambda: query(dsn, schema, "SELECT owner FROM {q}.live WHERE owner IS NOT NULL"), what="it runs")
+        assert began.wait(5)
         wire.mute("venturi coordinator")
-        mute.set()
+        muted.set()
         eventually(lambda: len(queue.journal(job)) == 1, what="its end is committed")
         wire.snip()
         until(queue, job, *([first] if first in ("completed", "dead") else [first, "completed"]), timeout=10)
@@ -100,7 +107,7 @@ def test_a_renewal_whose_answer_is_lost_costs_nothing(
         job = queue.enqueue(Deed("sleep", 4.0)).id
         lease = "SELECT lease_until FROM {q}.live WHERE owner IS NOT NULL"
         before = eventually(lambda: query(dsn, schema, lease), what="it is claimed")
-        wire.mute("venturi maintainer")
+        wire.mute("venturi maintainer", since=b"SET lease_until")
         eventually(lambda: query(dsn, schema, lease) != before, what="it is renewed")
         wire.snip()
         until(queue, job, "completed", timeout=10)

@@ -69,7 +69,7 @@ def test_a_roles_default_limits_do_not_reach_the_queues_sessions(
         ALTER ROLE {role} SET idle_session_timeout = '300ms';
         ALTER ROLE {role} SET default_transaction_isolation = 'serializable';
         ALTER ROLE {role} SET default_transaction_read_only = on""")
-    if query(dsn, schema, "SELECT FROM pg_settings WHERE name = 'transaction_timeout'"):
+    if query(dsn, schema, "SELECT name FROM pg_settings WHERE name = 'transaction_timeout'"):
         role.run("ALTER ROLE {role} SET transaction_timeout = '50ms'")
     queue: venturi.Queue = venturi.Queue(schema, dsn=role.dsn)
     hand = hire(role.dsn, concurrency=2, lease=3, poll=60)

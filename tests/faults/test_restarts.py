@@ -106,12 +106,9 @@ def test_a_server_that_stops_under_load_costs_nothing_but_its_time(
     drained = time.monotonic()
     for hand in hands:
         hand.stops()
-    per_second = rates(dsn, schema, began, drained)
-    print(
-        f"\n{mode} {seconds} s: workers back {resumed - back:.2f} s and producer {enqueued[0] - back:.2f} s after the server, "
-        f"completed per second {per_second}, "
-        f"enqueues failed {dict(producer.errors)}, the slowest took {producer.slowest:.1f} s"
-    )
+    print(f"\n{mode} {seconds} s: after the server, workers back in {resumed - back:.2f} s, the producer in "
+          f"{enqueued[0] - back:.2f} s; completed per second {rates(dsn, schema, began, drained)}; enqueues failed "
+          f"{dict(producer.errors)}, the slowest took {producer.slowest:.1f} s")  # fmt: skip
     outcomes = accounted(dsn, schema, [*producer.ids, *across], effects=effects(log))
     assert set(outcomes) <= {"completed", "recovered"}
     for job in across:
