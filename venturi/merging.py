@@ -185,7 +185,7 @@ class Merging:
     def _apply(self, request: Request, held: _Held, decision: t.Any, due: dt.datetime) -> Action:
         before = (held.priority, held.visible_at)
         action: Action = "kept"
-        made: object = type(decision)
+        made = t.cast(object, type(decision))
         if made is Replace:
             held.task, held.payload = request.task, request.job.payload
             held.carry, held.failure_count, held.priority = None, 0, request.job.priority

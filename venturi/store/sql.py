@@ -259,7 +259,8 @@ buried AS (
 written AS (
   INSERT INTO {q}.journal (job_id, run_no, failure_count, recorded_at, outcome, kind, worker, duration, note, traceback,
                            evidence)
-  SELECT id, run, failure_count, {now}, outcome, kind, owner, duration * interval '1 microsecond', note, traceback, evidence
+  SELECT id, run, failure_count, {now}, outcome, kind, owner, duration * interval '1 microsecond', note, traceback,
+         evidence
     FROM ended ORDER BY n)
 SELECT g.id, g.run, o.there IS NOT NULL AS ours, d.there IS NOT NULL AS done
   FROM given g
