@@ -170,11 +170,14 @@ class Claiming:
         The settle comes first, so that a turn that fails as a whole has claimed nothing.
         """
         again = any(ending.outcome not in ("completed", "dead", "cancelled") for ending in endings)
+        claimed: Rows | None = None
         with session.pipeline():
             if again:
                 run(session, self._sql(sql.ENTERED))
             settled = self._send(session, endings, expired=False) if endings else None
-            claimed = run(session, self._sql(sql.CLAIM), self._claim(ask), prepare=True) if ask else None
+            if ask is not None:
+                statement = sql.CLAIM_CAPPED if min(ask.rooms) < ask.count else sql.CLAIM
+                claimed = run(session, self._sql(statement), self._claim(ask), prepare=True)
             if again:
                 run(session, self._sql(sql.RUNG))
         # Read after the pipeline: an answer that is read inside it takes a round trip of its own, before the commit's.
@@ -217,14 +220,25 @@ class Claiming:
         Args:
             everywhere: Look at every live row, instead of where claims are known to stand.
         """
-        depth = None
-        if not everywhere:
-            depth = int(run(session, self._sql(sql.SLOTS)).fetchall()[0][0]) + 1000
+        depth = None if everywhere else self._depth(session)
         rows = run(session, self._sql(sql.EXPIRED), (depth, RECOVERY_BATCH)).fetchall()
         return [
             Expired(id_, kind, runs, owner, failures, f"{host}:{pid}" if host is not None else None, cancel)
             for id_, kind, runs, owner, failures, host, pid, cancel in rows
         ]
+
+    def strays(
+        self, session: Connection, kinds: Sequence[str], tiers: Sequence[int], known: Iterable[uuid.UUID]
+    ) -> list[Ending]:
+        """The endings that release this worker's claims on jobs other than the known ones: what it never heard of."""
+        parameters = (list(kinds), list(tiers), self._depth(session), self.owner, _array(known))
+        rows = run(session, self._sql(sql.STRAYS), parameters).fetchall()
+        note = "the answer to the claim was lost"
+        return [Ending(id_, kind, number, self.owner, "released", note=note) for id_, kind, number in rows]
+
+    def _depth(self, session: Connection) -> int:
+        """How far from the head of a lane its claims stand: all slots there are, and some for what was passed over."""
+        return int(run(session, self._sql(sql.SLOTS)).fetchall()[0][0]) + 1000
 
     def heartbeat(self, session: Connection) -> None:
         """Say that this worker lives, and remove the rows of workers silent for ten leases."""
@@ -248,9 +262,8 @@ class Claiming:
         return told.fetchall()
 
     def _claim(self, ask: Ask) -> tuple[object, ...]:
-        high, normal, low = ask.positions
         lanes = (_texts(ask.kinds), *map(_array, (ask.tiers, ask.tasks, ask.rooms, ask.depths, ask.marks)))
-        return (*lanes, *map(_array, (high, normal, low)), ask.count, self._worker.id, self._worker.lease)
+        return (*lanes, *map(_array, ask.positions), ask.count, self._worker.id, self._worker.lease)
 
     def _send(self, session: Connection, endings: Sequence[Ending], *, expired: bool) -> Rows:
         details = (_details(number, ending) for number, ending in enumerate(endings, 1))

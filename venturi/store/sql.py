@@ -163,50 +163,75 @@ SELECT (x->>0)::uuid, (x->>1)::bigint, (x->>2)::bigint, {now}, 6, x->>3, x->>4, 
 
 # --- Claim
 
-# live_lane serves each lane's look at its head, which locks nothing. Each candidate gets the position in the rotation
-# that its rank within its tier earns, or one after all positions when its tier has no more of them; those are ordered
-# by the fallback of the tier that was short of jobs. Room of capped kinds is filled in that same order. Only the
-# chosen are locked.
-CLAIM = """
+
+def _placed(source: str, group: str) -> str:
+    """The rows of ``source`` with their positions in the rotation, as if there were no others than those of the group.
+
+    A row gets the position that its rank within its tier earns, or one after all positions when its tier has no more
+    of them; those are ordered by the fallback of the tier that was short of jobs.
+    """
+    return f"""
+  SELECT p.*, coalesce(
+      (CASE p.tier WHEN 0 THEN s.high WHEN 1 THEN s.normal ELSE s.low END)[p.rank],
+      1000000 + CASE WHEN p.highs < cardinality(s.high) THEN p.tier
+                     WHEN p.normals < cardinality(s.normal) THEN (p.tier + 1) %% 3
+                     ELSE p.tier END) AS position
+    FROM turns s, (
+      SELECT f.tid, f.visible_at, f.tier, f.task, f.room,
+             row_number() OVER (PARTITION BY {group}, f.tier ORDER BY f.visible_at) AS rank,
+             count(*) FILTER (WHERE f.tier = 0) OVER (PARTITION BY {group}) AS highs,
+             count(*) FILTER (WHERE f.tier = 1) OVER (PARTITION BY {group}) AS normals
+        FROM {source} f) p"""
+
+
+# live_lane serves each lane's look at its head, which locks nothing. Only the chosen are locked.
+def _claim(choice: str) -> str:
+    """The statement that claims what ``choice`` chooses among the rows of ``peeked``."""
+    return f"""
 WITH peeked AS MATERIALIZED (
-  SELECT p.tid, p.visible_at, a.tier, a.room, a.task,
-         row_number() OVER (PARTITION BY a.tier ORDER BY p.visible_at) AS rank
+  SELECT p.tid, p.visible_at, a.tier, a.room, a.task
     FROM unnest(%s::text[], %s::smallint[], %s::int[], %s::int[], %s::int[], %s::float8[])
            a(kind, tier, task, room, depth, mark)
    CROSS JOIN LATERAL (
-     SELECT l.ctid AS tid, l.visible_at FROM {q}.live l
-      WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at >= to_timestamp(a.mark) AND l.visible_at <= {now}
+     SELECT l.ctid AS tid, l.visible_at FROM {{q}}.live l
+      WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at >= to_timestamp(a.mark) AND l.visible_at <= {{now}}
         AND l.owner IS NULL
       ORDER BY l.visible_at LIMIT a.depth) p),
-tiers AS MATERIALIZED (
-  SELECT count(*) FILTER (WHERE tier = 0) AS high, count(*) FILTER (WHERE tier = 1) AS normal FROM peeked),
-placed AS (
-  SELECT p.*, coalesce(
-      (CASE p.tier WHEN 0 THEN s.high WHEN 1 THEN s.normal ELSE s.low END)[p.rank],
-      1000000 + CASE WHEN t.high < cardinality(s.high) THEN p.tier
-                     WHEN t.normal < cardinality(s.normal) THEN (p.tier + 1) %% 3
-                     ELSE p.tier END) AS position
-    FROM peeked p, tiers t, (SELECT %s::int[] AS high, %s::int[] AS normal, %s::int[] AS low) s),
-roomy AS (
-  SELECT tid, position, visible_at, room,
-         row_number() OVER (PARTITION BY task ORDER BY position, visible_at) AS taken
-    FROM placed),
-chosen AS MATERIALIZED (
-  SELECT tid FROM roomy WHERE taken <= room ORDER BY position, visible_at LIMIT %s),
+turns AS (SELECT %s::int[] AS high, %s::int[] AS normal, %s::int[] AS low),
+{choice},
 claimed AS (
-  UPDATE {q}.live l
-     SET owner = %s, lease_until = {now} + %s::interval, run_count = least(l.run_count, 9223372036854775806) + 1
+  UPDATE {{q}}.live l
+     SET owner = %s, lease_until = {{now}} + %s::interval, run_count = least(l.run_count, 9223372036854775806) + 1
    WHERE l.ctid = ANY (ARRAY(
            SELECT f.tid FROM chosen c CROSS JOIN LATERAL (
-             SELECT r.ctid AS tid FROM {q}.live r WHERE r.ctid = c.tid AND r.owner IS NULL AND r.visible_at <= {now}
+             SELECT r.ctid AS tid FROM {{q}}.live r WHERE r.ctid = c.tid AND r.owner IS NULL AND r.visible_at <= {{now}}
                 FOR UPDATE SKIP LOCKED) f))
   RETURNING l.id, l.kind, l.priority, l.run_count, l.failure_count, l.carry, l.visible_at)
 SELECT (SELECT count(*) FROM chosen), c.id, c.kind, c.priority, c.run_count, c.failure_count, c.carry::text,
-       extract(epoch FROM c.visible_at)::float8, extract(epoch FROM {now} - c.visible_at)::float8,
+       extract(epoch FROM c.visible_at)::float8, extract(epoch FROM {{now}} - c.visible_at)::float8,
        b.payload::text, b.trace::text
   FROM (SELECT 1) one
   LEFT JOIN claimed c ON true
-  LEFT JOIN LATERAL (SELECT j.payload, j.trace FROM {q}.jobs j WHERE j.id = c.id LIMIT 1) b ON true"""
+  LEFT JOIN LATERAL (SELECT j.payload, j.trace FROM {{q}}.jobs j WHERE j.id = c.id LIMIT 1) b ON true"""
+
+
+def _chosen(source: str) -> str:
+    return f"""
+chosen AS MATERIALIZED (
+  SELECT c.tid FROM ({_placed(source, "true")}) c ORDER BY c.position, c.visible_at LIMIT %s)"""
+
+
+CLAIM = _claim(_chosen("peeked"))
+
+# Where a cap leaves less room than there are free slots: each task by itself keeps as many candidates as it has room
+# for, by the rotation, and those that are kept are placed all together, so that what has no room takes nobody's turn.
+CLAIM_CAPPED = _claim(f"""
+kept AS (
+  SELECT r.* FROM (
+    SELECT t.*, row_number() OVER (PARTITION BY t.task ORDER BY t.position, t.visible_at) AS taken
+      FROM ({_placed("peeked", "f.task")}) t) r
+   WHERE taken <= room),
+{_chosen("kept")}""")
 
 # Seconds until the first unclaimed job of the lanes is due; ready ones count, so that nothing is parked over.
 NEXT_DUE = """
@@ -324,6 +349,16 @@ SELECT h.id, h.kind, h.run_count, h.owner, h.failure_count, w.host, w.pid,
          ORDER BY e.lease_until LIMIT %s) h
   LEFT JOIN {q}.workers w ON w.id = h.owner
  ORDER BY h.lease_until"""
+
+# Claims of this worker that it does not know of, looked for like EXPIRED.
+STRAYS = """
+SELECT s.id, s.kind, s.run_count
+  FROM unnest(%s::text[], %s::smallint[]) a(kind, tier)
+ CROSS JOIN LATERAL (
+   SELECT l.id, l.kind, l.run_count, l.owner FROM {q}.live l
+    WHERE l.kind = a.kind AND l.priority = a.tier
+    ORDER BY l.visible_at LIMIT %s) s
+ WHERE s.owner = %s AND s.id <> ALL (%s::uuid[])"""
 
 SLOTS = "SELECT coalesce(sum(slots), 0) FROM {q}.workers"
 

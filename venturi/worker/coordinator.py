@@ -107,6 +107,7 @@ class Coordinator:
         self._parked_at: float | None = None
         self._park_retry = Retry(0.02, 1.0)
         self._contested = False
+        self._claim_lost = False
         self._called_at = 0.0
         self._in_vain = 0
 
@@ -248,6 +249,9 @@ class Coordinator:
         endings = [t.cast(Ending, run.ending) for run in runs]
         ask = self._lanes.ask(now, [run.claim.kind for run in runs]) if self._claims else None
         session = self._part.session()
+        if self._claim_lost:
+            self._release_strays(session)
+        self._claim_lost = ask is not None
         try:
             turn = self._claiming.turn(session, endings, ask)
         except psycopg.Error as error:
@@ -259,6 +263,7 @@ class Coordinator:
         self._telemetry.record(
             "messaging.client.operation.duration", time.monotonic() - now, messaging__operation__type="receive"
         )
+        self._claim_lost = False
         self._ended = []
         self._settled(runs, turn.unsettled)
         self._start(turn.claims, now)
@@ -283,6 +288,13 @@ class Coordinator:
         """Ask again for the runs whose rows were locked."""
         self._ended = self._ended + self._locked
         self._locked = []
+
+    def _release_strays(self, session: Session) -> None:
+        """Give back what a claim took whose answer was lost, instead of letting its lease run out as a failure."""
+        known = [run.claim.id for run in self._flight.all()]
+        endings = self._claiming.strays(session, *self._lanes.all(), known)
+        if endings:
+            self._claiming.settle(session, endings)
 
     def _settle_apart(self, runs: Sequence[Run]) -> None:
         """Settle one by one, when the database refuses something in the batch; what it refuses is recorded in reduced

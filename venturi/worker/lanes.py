@@ -60,6 +60,10 @@ class Lanes:
         """Whether anything could be claimed."""
         return self._running < self._slots and any(t < c for t, c in zip(self._taken, self._caps, strict=True))
 
+    def all(self) -> tuple[Sequence[str], Sequence[int]]:
+        """Kinds and tiers of all lanes."""
+        return self._kinds, self._tiers
+
     def open(self) -> tuple[Sequence[str], Sequence[int]]:
         """Kinds and tiers of the lanes with room."""
         lanes = [lane for lane in self._lanes if self._taken[self._task[lane[0]]] < self._caps[self._task[lane[0]]]]
