@@ -4,6 +4,7 @@ pytest_plugins = [
     "fixtures.claims",
     "fixtures.database",
     "fixtures.leaks",
+    "fixtures.naming",
     "fixtures.program",
     "fixtures.proxy",
     "fixtures.shared",

@@ -191,7 +191,9 @@ def test_a_cancel_that_races_the_claim_stops_the_job_or_tells_its_run(queue: ven
     for job in jobs:
         (entry,) = queue.journal(job)
         assert entry.outcome == "cancelled"
-        assert told.get(job) == (None if entry.run_no == 0 else "operator")
+        # A claimed job may be told before a slot has taken it; its handler is not started then.
+        never_ran = entry.run_no == 0 or entry.note == "not started: operator"
+        assert told.get(job) == (None if never_ran else "operator")
     assert 0 < len(told) < 200, "all on one side of the race: no race was tried"
 
 

@@ -18,6 +18,7 @@ import zoneinfo
 import attrs
 import psycopg
 import pytest
+from fixtures.naming import stable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typing_extensions import TypeAliasType
@@ -345,7 +346,7 @@ STORABLE: list[tuple[t.Any, t.Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "type_"), STORABLE, ids=repr)
+@pytest.mark.parametrize(("value", "type_"), STORABLE, ids=stable)
 def test_a_value_comes_back_from_jsonb_equal_in_value_and_type(trip: Trip, value: object, type_: t.Any) -> None:
     """Every supported type survives the column, ints beyond 2**53 and trailing zeros included."""
     if isinstance(type_, str):
@@ -435,7 +436,7 @@ UNSTORABLE: list[tuple[t.Any, t.Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "type_", "path"), UNSTORABLE, ids=ascii)
+@pytest.mark.parametrize(("value", "type_", "path"), UNSTORABLE, ids=stable)
 def test_what_would_not_come_back_is_refused_with_its_path(value: object, type_: t.Any, path: str) -> None:
     """Nothing is coerced, and the error says where."""
     assert refusal(value, type_).path == path
@@ -548,7 +549,7 @@ MISFITS: list[tuple[str, t.Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "type_", "path"), MISFITS, ids=lambda value: ascii(value)[:60])
+@pytest.mark.parametrize(("text", "type_", "path"), MISFITS, ids=stable)
 def test_stored_data_of_another_shape_is_a_payload_error(text: str, type_: t.Any, path: str) -> None:
     """Whatever a row holds, decoding it raises no other exception, and coerces nothing."""
     assert misfit(text, type_).path == path

@@ -11,6 +11,7 @@ import typing as t
 
 import psycopg
 import pytest
+from fixtures.naming import stable
 from fixtures.work import working
 from psycopg import rows, sql
 from psycopg.pq import TransactionStatus
@@ -328,7 +329,7 @@ def test_a_handler_may_use_savepoints_and_swallow_errors_of_the_database(
         {"prepare_threshold": 0},
         {"prepare_threshold": None},
     ],
-    ids=str,
+    ids=stable,
 )
 def test_any_connection_will_do_and_is_left_as_it_was(
     queue: venturi.Queue, connect: Connect, options: dict[str, t.Any]
