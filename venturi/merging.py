@@ -107,9 +107,7 @@ class Merging:
         return receipts
 
     def _due(self, before_last: int) -> dt.datetime:
-        """When a task is due. The tasks of a batch follow each other by a microsecond, the last one at the time asked
-        for.
-        """
+        """When a task is due: those of a batch follow each other by a microsecond, the last one at the time asked for."""
         due = self._at or self._later(self._delay)
         return min(max(due, self._now), LATEST_INSTANT) - dt.timedelta(microseconds=before_last)
 
@@ -256,9 +254,7 @@ class Merging:
 
 
 def _decoded(candidate: Candidate, type_: TaskType) -> _Held | None:
-    """The candidate with its task; None, and a log line, when payload or carry cannot be decoded by this version of
-    the code.
-    """
+    """The candidate with its task; None, and a line in the log, when this code cannot decode payload or carry."""
     try:
         task: t.Any = codec.decode(candidate.payload, t.cast("type[t.Any]", type_.cls))
         read_carry(candidate.carry, type_)

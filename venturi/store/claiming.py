@@ -188,9 +188,7 @@ class Claiming:
         return Turn(unsettled, claims, rows[0][0] if rows else 0)
 
     def next_due(self, session: Connection, kinds: Sequence[str], tiers: Sequence[int]) -> float | None:
-        """Seconds until the first unclaimed job of the lanes is due, negative when one is ready; None when there is
-        none.
-        """
+        """Seconds until the first unclaimed job of the lanes is due, below 0 when one is ready; None: there is none."""
         seconds: float | None = run(session, self._sql(sql.NEXT_DUE), (list(kinds), list(tiers)), True).fetchall()[0][0]
         return seconds
 
@@ -207,9 +205,7 @@ class Claiming:
         return [Unsettled(*row) for row in settled.fetchall()]
 
     def renew(self, session: Connection, claims: Sequence[tuple[uuid.UUID, int]]) -> list[tuple[uuid.UUID, bool, bool]]:
-        """Renew the leases of (id, run_count) pairs; for each the id, whether it was renewed, and whether it is still
-        ours.
-        """
+        """Renew the leases of (id, run_count) pairs; for each the id, whether it was renewed, whether it is ours."""
         ids, runs = _array(id_ for id_, _ in claims), _array(number for _, number in claims)
         parameters = (ids, runs, self._worker.id, self._worker.lease, self._worker.id)
         return run(session, self._sql(sql.RENEW), parameters, prepare=True).fetchall()
@@ -228,10 +224,15 @@ class Claiming:
         ]
 
     def strays(
-        self, session: Connection, kinds: Sequence[str], tiers: Sequence[int], known: Iterable[uuid.UUID]
+        self,
+        session: Connection,
+        kinds: Sequence[str],
+        tiers: Sequence[int],
+        known: Sequence[tuple[uuid.UUID, int]],
     ) -> list[Ending]:
-        """The endings that release this worker's claims on jobs other than the known ones: what it never heard of."""
-        parameters = (list(kinds), list(tiers), self._depth(session), self.owner, _array(known))
+        """The endings that release claims of this worker that are not known to it, as (id, run_count) pairs."""
+        ids, runs = _array(id_ for id_, _ in known), _array(number for _, number in known)
+        parameters = (list(kinds), list(tiers), self._depth(session), self.owner, ids, runs)
         rows = run(session, self._sql(sql.STRAYS), parameters).fetchall()
         note = "the answer to the claim was lost"
         return [Ending(id_, kind, number, self.owner, "released", note=note) for id_, kind, number in rows]
@@ -253,9 +254,7 @@ class Claiming:
         run(session, self._sql(sql.LEFT), (self._worker.id,))
 
     def cancels(self, session: Connection, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
-        """Cancel jobs that went back to pending after the request; give the (id, run_count) requests for the jobs
-        named.
-        """
+        """Cancel jobs that went back to pending since the request; the (id, run_count) requests for those named."""
         with session.pipeline():
             run(session, self._sql(sql.SWEEP_CANCELS), (), prepare=True)
             told = run(session, self._sql(sql.TOLD), (_array(ids),), prepare=True)

@@ -51,8 +51,7 @@ _PINNED_SINCE_17 = {"transaction_timeout": "0"}
 
 
 def resolve(dsn: str | None) -> str:
-    """The connection string to use: the argument, else VENTURI_DATABASE_URL, else DATABASE_URL, else libpq's PG*
-    variables.
+    """The connection string: the argument, else VENTURI_DATABASE_URL, else DATABASE_URL, else libpq's PG* variables.
 
     Raises:
         ConfigError: The one that is set cannot be parsed; its text is not repeated, since it may hold a password.

@@ -196,9 +196,7 @@ class Producing:
 
 
 def _row(job: NewJob, created_at: str) -> str:
-    """The job as an element of the JSON array that INSERT_MANY reads. Its payload is JSON already and is put in as it
-    is.
-    """
+    """The job as an element of the JSON array that INSERT_MANY reads; its payload, JSON already, is put in as it is."""
     key = "null" if job.dedup_key is None else json.dumps(job.dedup_key)
     return (
         f'["{job.id}",{json.dumps(job.kind)},{job.payload},{int(job.priority)},{key},{job.trace or "null"},'

@@ -358,7 +358,8 @@ SELECT s.id, s.kind, s.run_count
    SELECT l.id, l.kind, l.run_count, l.owner FROM {q}.live l
     WHERE l.kind = a.kind AND l.priority = a.tier
     ORDER BY l.visible_at LIMIT %s) s
- WHERE s.owner = %s AND s.id <> ALL (%s::uuid[])"""
+ WHERE s.owner = %s
+   AND NOT EXISTS (SELECT FROM unnest(%s::uuid[], %s::bigint[]) k(id, run) WHERE k.id = s.id AND k.run = s.run_count)"""
 
 SLOTS = "SELECT coalesce(sum(slots), 0) FROM {q}.workers"
 

@@ -55,9 +55,7 @@ class _Loan(threading.local):
 
 
 class Store:
-    """One schema in one database; opens nothing before it is used. The arguments are those of `venturi.Queue`,
-    checked.
-    """
+    """One schema in one database; opens nothing before it is used. Its arguments are those of `venturi.Queue`."""
 
     def __init__(
         self, schema: str, *, dsn: str | None, pool_size: int, listen_dsn: str | None, notify: bool, pooler: bool

@@ -7,9 +7,8 @@ it waits for the answer. There is no timer and no knob.
 With nothing to claim it goes through three states, each of which ends as soon as something is claimed:
 
 lingering  for 50 ms it looks again after a quarter of the time that it has been lingering. Nobody notifies it
-meanwhile, so
-           that producers with workers that keep up pay for no notification. It lingers up to 1 s when it was woken
-           as soon as it had parked.
+           meanwhile, so that producers with workers that keep up pay for no notification. It lingers up to 1 s when it
+           was woken as soon as it had parked.
 parking    it asks the listener for PARKED (`venturi.store.doorbell`), and polls, ever slower, while that is not safe
 parked     it has claimed once more, and sleeps until a notification, the next due time, or the poll interval
 """
@@ -291,15 +290,13 @@ class Coordinator:
 
     def _release_strays(self, session: Session) -> None:
         """Give back what a claim took whose answer was lost, instead of letting its lease run out as a failure."""
-        known = [run.claim.id for run in self._flight.all()]
+        known = [(run.claim.id, run.claim.run_count) for run in self._flight.all()]
         endings = self._claiming.strays(session, *self._lanes.all(), known)
         if endings:
             self._claiming.settle(session, endings)
 
     def _settle_apart(self, runs: Sequence[Run]) -> None:
-        """Settle one by one, when the database refuses something in the batch; what it refuses is recorded in reduced
-        form.
-        """
+        """Settle one by one, and in reduced form what the database refuses, when it has refused the batch."""
         for run in list(runs):
             ending = t.cast(Ending, run.ending)
             session = self._part.session()

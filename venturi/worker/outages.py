@@ -36,8 +36,7 @@ LEADER = "coordinator"
 
 
 class Outages:
-    """Which parts of one worker cannot reach the database. The first one to fail is logged, and the last one to
-    recover.
+    """Which parts of one worker cannot reach the database; the first to fail and the last to recover are logged.
 
     While the coordinator is among them, the others leave most of the trying to it, and are called when it has
     succeeded: so a server that comes back is not met by all threads of all workers, and all are back at once.
