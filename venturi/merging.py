@@ -107,7 +107,7 @@ class Merging:
         return receipts
 
     def _due(self, before_last: int) -> dt.datetime:
-        """When a task is due: those of a batch follow each other by a microsecond, the last one at the time asked for."""
+        """When a task is due: those of a batch a microsecond after each other, the last one at the time asked for."""
         due = self._at or self._later(self._delay)
         return min(max(due, self._now), LATEST_INSTANT) - dt.timedelta(microseconds=before_last)
 
