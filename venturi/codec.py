@@ -44,7 +44,7 @@ from venturi._forms import Refused, converter, form
 from venturi.errors import ConfigError, PayloadError
 from venturi.text import describe
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "converter", "decode", "encode", "plain"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "converter", "decode", "encode", "parse", "plain"]
 
 T = TypeVar("T")
 
@@ -97,13 +97,22 @@ def decode(text: str, type_: type[T]) -> T:
         ConfigError: An annotation does not resolve.
     """
     try:
-        data = _read(text)
-        _check_depth(text, data)
-        return t.cast("T", form(type_).load(data))
+        return t.cast("T", form(type_).load(parse(text)))
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - hooks and classes of the user may raise anything
         raise _payload_error(error) from _cause(error)
+
+
+def parse(text: str) -> t.Any:
+    """The plain JSON data of a text, whatever type it was made of.
+
+    Raises:
+        RecursionError: It is nested deeper than 100 levels, on every Python.
+    """
+    data = _read(text)
+    _check_depth(text, data)
+    return data
 
 
 def plain(value: object) -> str:

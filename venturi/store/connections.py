@@ -88,7 +88,7 @@ class Session(psycopg.Connection[TupleRow]):
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         limit = self.patience() if timeout is None else timeout
         try:
-            return super().wait(_while(self.patience, gen), interval, max(0.001, limit))
+            return super().wait(_while(self.patience, gen), interval, max(0.0, limit))
         except errors._WaitTimeout as error:  # pyright: ignore[reportPrivateUsage] - psycopg asks callers to convert it
             if timeout is not None:
                 raise

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import typing as t
 import uuid
 from collections.abc import Sequence
 
+from venturi import codec
 from venturi.store import sql
 from venturi.store.connections import Connection, run
 from venturi.values import Entry, Job, KindStats, Priority, Stats
@@ -122,11 +122,11 @@ def _entry(row: tuple[t.Any, ...]) -> Entry:
 
 
 def _parsed(text: str | None) -> t.Any:
-    """The JSON value; the text itself where it is too deep for this Python, so that one row does not spoil a list."""
+    """The JSON value; the text itself where it is too deep, so that one row does not spoil a list."""
     if text is None:
         return None
     try:
-        return json.loads(text)
+        return codec.parse(text)
     except RecursionError:
         return text
 

@@ -343,6 +343,7 @@ class Coordinator:
     def _active(self) -> None:
         self._dry_since = None
         self._in_vain = 0
+        self._park_retry.reset()
         if self._parked_at is not None:
             if time.monotonic() - self._parked_at >= RESTLESS:
                 self._linger = LINGER

@@ -142,6 +142,8 @@ class Listener:
                 self._reconnected()
             return
         self._settle_parking(session)
+        # A notification that comes with the answer to a statement waits in memory, where no poll sees it.
+        self._drain(session)
         readable = self._pause([session.fileno(), self._here], PING_SECONDS)
         if self._stopping:
             return

@@ -1,0 +1,14 @@
+"""Benchmarks: ``python -m tests.benchmarks compare --help``."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.benchmarks import compare
+
+COMMANDS = {"compare": compare.main}
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        sys.exit(f"usage: python -m tests.benchmarks {{{','.join(COMMANDS)}}} ...")
+    COMMANDS[sys.argv[1]](sys.argv[2:])
