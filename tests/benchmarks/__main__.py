@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import compare
+from . import compare
 
 COMMANDS = {"compare": compare.main}
 

@@ -7,7 +7,8 @@ Three files in a server's folder are locked with flock, which the kernel undoes 
 - ``start``: exclusive, by the one that is starting the server.
 
 A user first takes ``users``, then launches a guard, and then starts the server unless it runs already. So a guard is
-there before there is anything to end, and killing a user between any two steps leaves nothing behind. A user that comes
+there before there is anything to end, and killing a user at any later step leaves nothing behind; killing it in the
+moment before leaves an empty directory. A user that comes
 while a guard ends the server waits for ``users``, and then starts the server anew. Several guards do no harm: the last
 ones find nothing to do.
 
