@@ -37,6 +37,7 @@ BROKEN = re.compile(r"psycopg\.(ProgrammingError|errors\.(SyntaxError|Undefined|
 TESTS: dict[str, tuple[str, str]] = {
     "CLAIM": (WORKERS, "claim"),
     "NEXT_DUE": (WORKERS, "next_due"),
+    "STRAYS": (WORKERS, "stray"),
     "SETTLE": (WORKERS, "settle or recover"),
     "RENEW": (WORKERS, "renewal"),
     "EXPIRED": (WORKERS, "lost or request"),
@@ -83,6 +84,11 @@ MUTATIONS = [
     Mutation("CLAIM", "still due", "AND r.visible_at <=", "AND timestamptz '-infinity' <="),
     Mutation("CLAIM", "SKIP LOCKED", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
     Mutation("CLAIM", "own body", "WHERE j.id = c.id", ""),
+    Mutation("STRAYS", "kind", "l.kind = a.kind AND", ""),
+    Mutation("STRAYS", "tier", "AND l.priority = a.tier", ""),
+    Mutation("STRAYS", "owner", "s.owner = %s", "%s::uuid IS NOT NULL AND s.owner IS NOT NULL"),
+    Mutation("STRAYS", "known", "k.id = s.id AND k.run", "k.run"),
+    Mutation("STRAYS", "known run", "AND k.run = s.run_count", ""),
     Mutation("NEXT_DUE", "kind", "l.kind = a.kind AND", ""),
     Mutation("NEXT_DUE", "tier", "AND l.priority = a.tier", ""),
     Mutation("NEXT_DUE", "unclaimed", "AND l.owner IS NULL", ""),
@@ -188,7 +194,11 @@ def mutated(source: str, mutation: Mutation) -> str:
     Raises:
         SystemExit: Its text is no longer in the statement, or more than once.
     """
-    found = re.search(rf'^{mutation.statement} = f?"(?:"")?(.*?)"(?:"")?$', source, re.DOTALL | re.MULTILINE)
+    name = mutation.statement
+    found = re.search(rf'^{name} = "(?:"")?(.*?)"(?:"")?$', source, re.DOTALL | re.MULTILINE)
+    if found is None:  # one that is put together, and its variant
+        made = rf"^(def _{name.lower()}\(.*?^{name}_\w+ = .*?)^\n"
+        found = re.search(made, source, re.DOTALL | re.MULTILINE)
     if found is None or found[1].count(mutation.old) != 1:
         times = "no such statement" if found is None else f"it is there {found[1].count(mutation.old)} times"
         raise SystemExit(f"{mutation.statement}, {mutation.guard}: {times}: {mutation.old!r}")

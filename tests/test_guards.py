@@ -375,3 +375,16 @@ def test_only_workers_silent_for_ten_leases_are_removed(
     me.heartbeat(session)
     run(session, Sql(rows.schema)(LEFT), (ME,))
     assert len(rows.run("SELECT id FROM {schema}.workers")) == 1
+
+
+def test_strays_are_the_own_claims_that_are_not_known(rows: Rows, me: Claiming, session: Session) -> None:
+    """Whatever other workers hold, other lanes hold, or this worker knows of in that run is no stray."""
+    unheard, known, rerun = (rows.put(owner=ME, run=run) for run in (1, 1, 2))
+    rows.put(owner=OTHER, run=1)
+    rows.put("other", owner=ME, run=1)
+    rows.put(owner=ME, run=1, tier=2)
+    found = me.strays(session, ["a"], [1], [(known, 1), (rerun, 1)])
+    assert {(ending.id, ending.run_count, ending.outcome) for ending in found} == {
+        (unheard, 1, "released"),
+        (rerun, 2, "released"),
+    }
