@@ -350,3 +350,27 @@ def test_without_an_sdk_everything_works_and_nothing_is_exported(
     assert script.ends() == 0
     with connect() as connection:
         assert connection.execute(on(schema, "SELECT trace FROM {schema}.jobs")).fetchall() == [(None,)]
+
+
+def test_depth_and_age_are_gauges_of_one_snapshot(queue: venturi.Queue, sdk: Sdk, connect: Connect) -> None:
+    """They show the queue while a worker runs in this process, cost one query a collection, and nothing afterwards."""
+    queue.enqueue(Mail(), delay=dt.timedelta(hours=1))
+    with working(queue, poll=60), connect(autocommit=True) as connection:
+        parked(connection)
+        queue.enqueue(Mail(), notify=False, conn=connection)
+        assert sdk.total("venturi.queue.depth", venturi__kind="send.mail", venturi__state="scheduled") == 1
+        eventually(lambda: sdk.total("venturi.queue.depth", venturi__state="ready") == 1)
+        (age,) = sdk.points("venturi.queue.oldest_ready_age")
+        assert 0 <= age.value < 5
+    eventually(lambda: not sdk.points("venturi.queue.depth"))
+
+
+def test_a_snapshot_that_cannot_be_had_leaves_the_gauges_out(queue: venturi.Queue, sdk: Sdk) -> None:
+    """A collection neither raises nor reports."""
+
+    def unreachable() -> venturi.Stats:
+        raise psycopg.OperationalError("away")
+
+    queue.telemetry.observe(unreachable)
+    assert sdk.points("venturi.queue.depth") == []
+    queue.telemetry.unobserve(unreachable)

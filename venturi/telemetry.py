@@ -1,7 +1,8 @@
 """Spans and metrics through the OpenTelemetry API; without an SDK they cost next to nothing and go nowhere.
 
 Names follow the semantic conventions for messaging; the queue's schema is the destination. Whatever the telemetry
-does, a raising tracer included, it never changes the outcome of an enqueue or a run.
+does, a raising tracer included, it never changes the outcome of an enqueue or a run. Counters follow the commit. The
+gauges are read from one snapshot of the queue per collection, by processes with a running worker.
 
 =========================================  =========  =====================================================
 name                                       kind       recorded
@@ -20,6 +21,8 @@ name                                       kind       recorded
 ``venturi.lost_claims``                    counter    ends of runs that were refused
 ``venturi.settle_errors``                  counter    turns that failed and were tried again
 ``venturi.listener.reconnects``            counter    listening sessions opened again
+``venturi.queue.depth``                    gauge      jobs by kind and state: ready, scheduled, claimed, dead
+``venturi.queue.oldest_ready_age``         gauge      seconds since the oldest ready job of a kind became due
 =========================================  =========  =====================================================
 """
 
@@ -27,13 +30,17 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 import typing as t
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
+
+from venturi.values import KindStats, Stats
 
 __all__ = ["Telemetry"]
 
@@ -52,6 +59,9 @@ _COUNTERS = (
     "venturi.settle_errors",
     "venturi.listener.reconnects",
 )
+SNAPSHOT_SECONDS = 0.5
+"""Age up to which a snapshot serves the other gauge of the same collection too."""
+
 _HISTOGRAMS = ("messaging.client.operation.duration", "messaging.process.duration", "venturi.claim.latency")
 
 
@@ -66,6 +76,7 @@ class Telemetry:
         self._common: Attributes = {"messaging.system": "venturi", "messaging.destination.name": destination}
         self._instruments: dict[str, t.Any] = {}
         self._tracer: trace.Tracer | None = None
+        self._gauges: _Gauges | None = None
 
     def count(self, name: str, amount: int = 1, **attributes: str | int) -> None:
         """Raise a counter."""
@@ -75,6 +86,18 @@ class Telemetry:
     def record(self, name: str, seconds: float, **attributes: str | int) -> None:
         """Record a duration."""
         self._guard(lambda: self._instrument(name).record(seconds, self._with(attributes)))
+
+    def observe(self, snapshot: Callable[[], Stats]) -> None:
+        """Report the queue's depth and age from such snapshots, until `unobserve` was called as often."""
+        if self._gauges is None:
+            self._gauges = _Gauges(self._common)
+            self._guard(self._gauges.register)
+        self._gauges.sources.append(snapshot)
+
+    def unobserve(self, snapshot: Callable[[], Stats]) -> None:
+        """Take no more snapshots from here."""
+        if self._gauges is not None:
+            self._gauges.sources.remove(snapshot)
 
     @contextmanager
     def producing(self, kind: str) -> Generator[str | None]:
@@ -173,6 +196,54 @@ class Telemetry:
             emit()
         except Exception:
             logger.debug("a measurement could not be recorded", exc_info=True)
+
+
+class _Gauges:
+    """Depth and age of one queue, read when an SDK collects.
+
+    Attributes:
+        sources: Where a snapshot can be had; none means that nothing is reported.
+    """
+
+    def __init__(self, common: Attributes) -> None:
+        self.sources: list[Callable[[], Stats]] = []
+        self._common = common
+        self._lock = threading.Lock()
+        self._taken_at = 0.0
+        self._latest: Stats | None = None
+
+    def register(self) -> None:
+        """Make the instruments; the API has no way to take them back."""
+        meter = metrics.get_meter("venturi", _version())
+        meter.create_observable_gauge("venturi.queue.depth", [self._depth])
+        meter.create_observable_gauge("venturi.queue.oldest_ready_age", [self._age], unit="s")
+
+    def _depth(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+        for kind, counts in self._kinds():
+            for state in ("ready", "scheduled", "claimed", "dead"):
+                attributes = {**self._common, "venturi.kind": kind, "venturi.state": state}
+                yield metrics.Observation(getattr(counts, state), attributes)
+
+    def _age(self, _: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+        for kind, counts in self._kinds():
+            if counts.oldest_ready is not None:
+                attributes = {**self._common, "venturi.kind": kind}
+                yield metrics.Observation(counts.oldest_ready.total_seconds(), attributes)
+
+    def _kinds(self) -> list[tuple[str, KindStats]]:
+        """The counts of one snapshot, which both gauges of a collection share."""
+        with self._lock:
+            if time.monotonic() - self._taken_at > SNAPSHOT_SECONDS:
+                self._latest = self._take()
+                self._taken_at = time.monotonic()
+            return [] if self._latest is None else list(self._latest.kinds.items())
+
+    def _take(self) -> Stats | None:
+        try:
+            return self.sources[0]() if self.sources else None
+        except Exception:
+            logger.debug("no snapshot for the gauges", exc_info=True)
+            return None
 
 
 def _version() -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import typing as t
 import uuid
 from collections.abc import Iterable, Sequence
 
 import attrs
 
 from venturi.store import sql
-from venturi.store.connections import Connection, Rows, run
+from venturi.store.connections import Connection, Rows, run, together
 from venturi.values import JournalOutcome, Priority
 
 __all__ = ["Ask", "Claim", "Claiming", "Ending", "Expired", "Turn", "Unsettled", "WorkerRow"]
@@ -171,7 +172,7 @@ class Claiming:
         """
         again = any(ending.outcome not in ("completed", "dead", "cancelled") for ending in endings)
         claimed: Rows | None = None
-        with session.pipeline():
+        with together(session):
             if again:
                 run(session, self._sql(sql.ENTERED))
             settled = self._send(session, endings, expired=False) if endings else None
@@ -189,7 +190,7 @@ class Claiming:
 
     def next_due(self, session: Connection, kinds: Sequence[str], tiers: Sequence[int]) -> float | None:
         """Seconds until the first unclaimed job of the lanes is due, below 0 when one is ready; None: there is none."""
-        seconds: float | None = run(session, self._sql(sql.NEXT_DUE), (list(kinds), list(tiers)), True).fetchall()[0][0]
+        seconds: float | None = self._rows(session, sql.NEXT_DUE, (list(kinds), list(tiers)), True)[0][0]
         return seconds
 
     def settle(self, session: Connection, endings: Sequence[Ending], *, expired: bool = False) -> list[Unsettled]:
@@ -198,7 +199,7 @@ class Claiming:
         Args:
             expired: Only where the lease is over by the database's clock: a recovery.
         """
-        with session.pipeline():
+        with together(session):
             run(session, self._sql(sql.ENTERED))
             settled = self._send(session, endings, expired=expired)
             run(session, self._sql(sql.RUNG))
@@ -208,7 +209,7 @@ class Claiming:
         """Renew the leases of (id, run_count) pairs; for each the id, whether it was renewed, whether it is ours."""
         ids, runs = _array(id_ for id_, _ in claims), _array(number for _, number in claims)
         parameters = (ids, runs, self._worker.id, self._worker.lease, self._worker.id)
-        return run(session, self._sql(sql.RENEW), parameters, prepare=True).fetchall()
+        return self._rows(session, sql.RENEW, parameters, True)
 
     def expired(self, session: Connection, *, everywhere: bool = False) -> list[Expired]:
         """Up to 100 claims whose lease is over, the longest over first.
@@ -217,7 +218,7 @@ class Claiming:
             everywhere: Look at every live row, instead of where claims are known to stand.
         """
         depth = None if everywhere else self._depth(session)
-        rows = run(session, self._sql(sql.EXPIRED), (depth, RECOVERY_BATCH)).fetchall()
+        rows = self._rows(session, sql.EXPIRED, (depth, RECOVERY_BATCH))
         return [
             Expired(id_, kind, runs, owner, failures, f"{host}:{pid}" if host is not None else None, cancel)
             for id_, kind, runs, owner, failures, host, pid, cancel in rows
@@ -233,32 +234,40 @@ class Claiming:
         """The endings that release claims of this worker that are not known to it, as (id, run_count) pairs."""
         ids, runs = _array(id_ for id_, _ in known), _array(number for _, number in known)
         parameters = (list(kinds), list(tiers), self._depth(session), self.owner, ids, runs)
-        rows = run(session, self._sql(sql.STRAYS), parameters).fetchall()
+        rows = self._rows(session, sql.STRAYS, parameters)
         note = "the answer to the claim was lost"
         return [Ending(id_, kind, number, self.owner, "released", note=note) for id_, kind, number in rows]
 
     def _depth(self, session: Connection) -> int:
         """How far from the head of a lane its claims stand: all slots there are, and some for what was passed over."""
-        return int(run(session, self._sql(sql.SLOTS)).fetchall()[0][0]) + 1000
+        return int(self._rows(session, sql.SLOTS)[0][0]) + 1000
 
     def heartbeat(self, session: Connection) -> None:
         """Say that this worker lives, and remove the rows of workers silent for ten leases."""
         w = self._worker
-        with session.pipeline():
+        with together(session):
             row = (w.id, w.host, w.pid, w.slots, list(w.kinds), w.lease)
             run(session, self._sql(sql.HEARTBEAT), row, prepare=True)
             run(session, self._sql(sql.PRUNE_WORKERS), (), prepare=True)
 
     def leave(self, session: Connection) -> None:
         """Remove this worker's row."""
-        run(session, self._sql(sql.LEFT), (self._worker.id,))
+        with together(session):
+            run(session, self._sql(sql.LEFT), (self._worker.id,))
 
     def cancels(self, session: Connection, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
         """Cancel jobs that went back to pending since the request; the (id, run_count) requests for those named."""
-        with session.pipeline():
+        with together(session):
             run(session, self._sql(sql.SWEEP_CANCELS), (), prepare=True)
             told = run(session, self._sql(sql.TOLD), (_array(ids),), prepare=True)
         return told.fetchall()
+
+    def _rows(
+        self, session: Connection, statement: str, parameters: tuple[object, ...] = (), prepare: bool | None = None
+    ) -> list[tuple[t.Any, ...]]:
+        with together(session):
+            answer = run(session, self._sql(statement), parameters, prepare)
+        return answer.fetchall()
 
     def _claim(self, ask: Ask) -> tuple[object, ...]:
         lanes = (_texts(ask.kinds), *map(_array, (ask.tiers, ask.tasks, ask.rooms, ask.depths, ask.marks)))

@@ -8,7 +8,7 @@ import threading
 import time
 import typing as t
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 from psycopg import adapt, conninfo, errors
@@ -20,7 +20,19 @@ from venturi.errors import ConfigError, SchemaError
 if t.TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
-__all__ = ["CALL_SECONDS", "Connection", "Pool", "Rows", "Session", "connect", "resolve", "run", "schema_errors"]
+__all__ = [
+    "CALL_SECONDS",
+    "Connection",
+    "Pool",
+    "Rows",
+    "Session",
+    "connect",
+    "own",
+    "resolve",
+    "run",
+    "schema_errors",
+    "together",
+]
 
 Connection: t.TypeAlias = psycopg.Connection[t.Any]
 """Any psycopg connection: whatever its row factory, cursor class and adapters are, they are left alone."""
@@ -155,13 +167,43 @@ def _parameters(dsn: str, name: str) -> dict[str, t.Any]:
 
 
 def _prepare_session(session: Session, pooler: bool) -> None:
-    if pooler:
+    if pooler or not _pin(session):
         # A pooler hands out sessions by transaction, so that each transaction says for itself what it needs.
+        session.prepare_threshold = None
         session.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        return
+
+
+def _pin(session: Session) -> bool:
+    """Set what the statements rely on, unless the server's process is another than the one that we were told of.
+
+    Then a pooler stands between that nobody has mentioned. It may give the session, with all its settings, to others.
+    """
     pinned = _PINNED | (_PINNED_SINCE_17 if session.info.server_version >= 170000 else {})
     settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in pinned.items())
-    session.execute(f"SELECT {settings}".encode(), prepare=False)
+    ours = f"SELECT {settings} WHERE pg_backend_pid() = {session.info.backend_pid}"
+    return session.execute(ours.encode(), prepare=False).fetchone() is not None
+
+
+def own(session: Session) -> bool:
+    """Whether the server's session is ours alone, as far as can be known: no pooler was mentioned or noticed."""
+    return session.isolation_level is None
+
+
+@contextmanager
+def together(session: Connection) -> Generator[None]:
+    """One round trip and one commit for the statements of the block, at READ COMMITTED; answers are read after it."""
+    if session.isolation_level is None:
+        with session.pipeline():
+            yield
+        return
+    try:
+        with session.pipeline(), session.transaction():
+            yield
+    except psycopg.Error:
+        # A statement that fails in a pipeline takes the end of its transaction along.
+        with suppress(psycopg.Error):
+            session.rollback()
+        raise
 
 
 # psycopg's defaults as they were when this was imported: a program may change them for all its connections later.

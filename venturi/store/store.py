@@ -13,12 +13,12 @@ from contextlib import contextmanager, nullcontext
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from venturi.store import migrate
-from venturi.store.connections import Connection, Pool, Session, connect, resolve, schema_errors
+from venturi.store import migrate, starting
+from venturi.store.connections import Connection, Pool, Session, connect, own, resolve, schema_errors
 from venturi.store.looking import HISTORY, Looking
 from venturi.store.producing import Producing
 from venturi.store.sql import Sql
-from venturi.values import Entry
+from venturi.values import Entry, Stats
 
 __all__ = ["Store", "Wakers"]
 
@@ -72,6 +72,8 @@ class Store:
         self._loud = Producing(self.statements)
         self._quiet = Producing(Sql(schema, notify=False))
         self._loan = _Loan()
+        self._examining = threading.Lock()
+        self._examined = self._heard = False
 
     @property
     def dsn(self) -> str:
@@ -94,6 +96,11 @@ class Store:
             return self._loan.producing
         return self._loud if notify is None or notify else self._quiet
 
+    def stats(self) -> Stats:
+        """One snapshot of the queue."""
+        with self.borrowed(None) as connection:
+            return self.looking.stats(connection)
+
     def history(self, job: uuid.UUID) -> list[Entry]:
         """The newest entries of a job."""
         with self.borrowed(None) as connection:
@@ -103,20 +110,42 @@ class Store:
         """A session of the caller's own, to a schema that is known to fit.
 
         Raises:
-            SchemaError: The schema is missing or does not fit this version.
+            SchemaError: The schema is missing or does not fit this version; at the first time, the role lacks
+                privileges on it.
         """
         session = connect(self.dsn, name=name, pooler=self.pooler, patience=patience)
         try:
+            self._examine(session)
             migrate.check(session, self.schema)
         except BaseException:
             session.close()
             raise
         return session
 
+    def _examine(self, session: Session) -> None:
+        # Once: what is wrong later may pass, as an outage does.
+        with self._examining:
+            if not self._examined:
+                starting.examine(session, self.schema)
+                self._examined = True
+
     def listening_session(self, patience: Callable[[], float]) -> Session:
-        """A session that may listen and hold locks."""
+        """A session that may listen and hold locks.
+
+        Raises:
+            ConfigError: At the first time, a pooler was seen to give it to others.
+        """
         dsn = self.dsn if self._listen_dsn is None else self._listen_dsn
-        return connect(dsn, name="venturi listener", patience=patience)
+        session = connect(dsn, name="venturi listener", patience=patience)
+        try:
+            if not self._heard and not own(session):
+                with connect(dsn, name="venturi listener", patience=patience) as another:
+                    starting.examine_listening(session, another)
+            self._heard = True
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     @contextmanager
     def lent(self, conn: Connection, statements: Sql | None = None) -> Generator[None]:
@@ -146,7 +175,7 @@ class Store:
             schema_errors(self.schema),
             self._pool.connection() as session,
             # Behind a pooler a transaction says for itself at which level it is.
-            session.transaction() if self.pooler else nullcontext(),
+            nullcontext() if own(session) else session.transaction(),
         ):
             yield session
 

@@ -80,6 +80,8 @@ class Parts:
         self._name = name
         self._flight = flight
         self._inbox = inbox
+        self._store = store
+        self._telemetry = telemetry
         self._slots = Slots(settings.concurrency, f"venturi-{store.schema}", runner, inbox)
         self._maintainer = Maintainer(
             lambda: store.session("venturi maintainer", patience),
@@ -121,6 +123,7 @@ class Parts:
 
     def start(self) -> None:
         """Start the threads."""
+        self._telemetry.observe(self._store.stats)
         self._maintainer.start()
         if self._listener is not None:
             self._listener.start()
@@ -144,6 +147,7 @@ class Parts:
         )
 
     def _end(self, released: Sequence[Run], deadline: float) -> None:
+        self._telemetry.unobserve(self._store.stats)
         self._inbox.close(lambda run: self.coordinator.refused(run, "released"))
         self._slots.close(wait=not released and len(self._flight) == 0)
         self.coordinator.close()

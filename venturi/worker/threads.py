@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from venturi.errors import SchemaError
+from venturi.errors import ConfigError, SchemaError
 from venturi.store.connections import Session
 from venturi.worker.outages import Outages, Retry, describe
 
@@ -53,12 +53,13 @@ class Part:
         """Do one step; seconds to wait before the next one.
 
         Raises:
-            SchemaError: The queue is gone, or of another version.
+            SchemaError: The queue is gone, of another version, or not open to the role.
+            ConfigError: A worker with these options cannot work here.
             Exception: Whatever was raised ten times in a row, by an error of ours.
         """
         try:
             step()
-        except SchemaError:
+        except (SchemaError, ConfigError):
             self.disconnect()
             raise
         except (psycopg.Error, OSError) as error:

@@ -1,0 +1,82 @@
+"""What can be known at the start of a worker about a place where it could never work."""
+
+from __future__ import annotations
+
+import logging
+import typing as t
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from venturi.errors import ConfigError, SchemaError
+from venturi.store.connections import Session
+
+__all__ = ["examine", "examine_listening"]
+
+logger: logging.Logger = logging.getLogger("venturi.worker")
+
+# What every worker needs; a right to some columns counts, since it may be enough. The catalog is read without rights
+# on the schema.
+_FIND = """\
+WITH tables AS (
+  SELECT c.oid, n.nspname, c.relname::text AS name, n.oid AS schema
+    FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relkind IN ('r', 'p')
+   WHERE n.nspname = %s),
+needed(name, privilege) AS (VALUES
+  ('versions', 'SELECT'), ('jobs', 'SELECT'), ('live', 'SELECT'), ('live', 'UPDATE'), ('live', 'DELETE'),
+  ('journal', 'SELECT'), ('journal', 'INSERT'), ('dead', 'INSERT'), ('cancels', 'SELECT'), ('cancels', 'DELETE'),
+  ('workers', 'SELECT'), ('workers', 'INSERT'), ('workers', 'UPDATE'), ('workers', 'DELETE'))
+SELECT current_user::text, pg_catalog.pg_is_in_recovery(),
+       ARRAY(SELECT DISTINCT 'USAGE on the schema' FROM tables
+              WHERE NOT pg_catalog.has_schema_privilege(schema, 'USAGE'))
+       || ARRAY(SELECT privilege || ' on ' || name FROM tables JOIN needed USING (name)
+                 WHERE NOT CASE privilege WHEN 'DELETE' THEN pg_catalog.has_table_privilege(oid, privilege)
+                                ELSE pg_catalog.has_any_column_privilege(oid, privilege) END
+                 ORDER BY name, privilege),
+       ARRAY(SELECT name FROM tables WHERE pg_catalog.row_security_active(oid) ORDER BY name)
+"""
+
+
+def examine(connection: psycopg.Connection[t.Any], schema: str) -> None:
+    """Make sure that the role may work on a queue, and say what may keep it from finding jobs.
+
+    A standby may be promoted, and policies may show the role all there is, so that both are only logged.
+
+    Raises:
+        SchemaError: The role lacks privileges.
+    """
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(_FIND, (schema,), prepare=False).fetchone()
+    role, standby, missing, hidden = t.cast("tuple[str, bool, list[str], list[str]]", row)
+    if missing:
+        raise SchemaError(f"the role {role!r} may not work on the schema {schema!r}: it lacks {', '.join(missing)}")
+    if standby:
+        logger.warning(
+            "the server of the schema %r is a standby: nothing is done before it is promoted; with "
+            "target_session_attrs=read-write the connection string leads to the primary",
+            schema,
+        )
+    if hidden:
+        logger.warning(
+            "row-level security is in force for the role %r in the schema %r (%s): jobs that its policies hide are "
+            "never run",
+            role, schema, ", ".join(hidden),
+        )  # fmt: skip
+
+
+def examine_listening(session: Session, another: Session) -> None:
+    """Make sure that a session that leads through a pooler may listen: it must keep the server's process that it has.
+
+    Raises:
+        ConfigError: It shares it with another session; what a busy pooler does may be seen only at times.
+    """
+    first, others, again = map(_process, (session, another, session))
+    if first == others or first != again:
+        raise ConfigError(
+            "a worker cannot listen through a pooler that pools by transaction: give the queue pooler=True, and a "
+            "listen_dsn that leads to the server itself, or none"
+        )
+
+
+def _process(session: Session) -> int:
+    return int(session.execute(b"SELECT pg_backend_pid()", prepare=False).fetchall()[0][0])
