@@ -89,6 +89,13 @@ def test_claim_takes_the_lanes_that_it_names(rows: Rows, me: Claiming, session: 
     assert {id_ for id_, (owner, _, _) in rows.live().items() if owner} == {wanted}
 
 
+def test_claim_gives_each_job_its_own_body(rows: Rows, me: Claiming, session: Session) -> None:
+    """However many are claimed together."""
+    jobs = {rows.put() for _ in range(3)}
+    rows.run("UPDATE {schema}.jobs SET payload = to_jsonb(id::text) RETURNING 1")
+    assert {(claim.id, claim.payload) for claim in take(me, session, ("a", 1)).claims} == {(j, f'"{j}"') for j in jobs}
+
+
 @pytest.mark.conformance(89)
 def test_claim_looks_no_further_than_now(rows: Rows, me: Claiming, session: Session) -> None:
     """A scheduled job of the most urgent tier is not claimed, and takes no ready job's turn."""
@@ -312,7 +319,7 @@ def test_renewal_refuses_what_is_not_its_claim(
 
 def test_renewal_renews_the_jobs_that_it_names(rows: Rows, me: Claiming, session: Session) -> None:
     """Another claim of this worker keeps its lease, and one that is gone is not ours."""
-    job, other, gone = rows.put(owner=ME, run=1, lease=-5), rows.put(owner=ME, run=1, lease=-5), uuid.uuid4()
+    other, job, gone = rows.put(owner=ME, run=1, lease=-5), rows.put(owner=ME, run=1, lease=-5), uuid.uuid4()
     assert set(me.renew(session, [(job, 1), (gone, 1)])) == {(job, True, True), (gone, False, False)}
     query = "SELECT id FROM {schema}.live WHERE lease_until < statement_timestamp()"
     assert rows.run(query) == [(other,)]

@@ -11,6 +11,10 @@ __all__ = ["uuid7"]
 
 _lock = threading.Lock()
 _last = 0
+_random = memoryview(b"")
+_pid = 0
+
+_BLOCK = 4096
 
 
 def uuid7() -> uuid.UUID:
@@ -19,10 +23,15 @@ def uuid7() -> uuid.UUID:
     The 12 bits below the millisecond hold its fraction (RFC 9562, method 3), so that ids sort by time within a
     millisecond too; they are counted on where the clock stands still or steps back.
     """
-    global _last
+    global _last, _random, _pid
     ticks = time.time_ns() * 4096 // 1_000_000
     with _lock:
         _last = ticks = max(ticks, _last + 1)
+        # The operating system's randomness in blocks, since asking for it costs more than all the rest; a forked
+        # child must not go on with its parent's block.
+        if not _random or _pid != os.getpid():
+            _random, _pid = memoryview(os.urandom(_BLOCK)), os.getpid()
+        drawn, _random = _random[:8], _random[8:]
     milliseconds, fraction = ticks >> 12, ticks & 0xFFF
-    tail = int.from_bytes(os.urandom(8), "big") & 0x3FFF_FFFF_FFFF_FFFF
+    tail = int.from_bytes(drawn, "big") & 0x3FFF_FFFF_FFFF_FFFF
     return uuid.UUID(int=milliseconds << 80 | 0x7000 << 64 | fraction << 64 | 0x8000 << 48 | tail)

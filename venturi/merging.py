@@ -12,7 +12,7 @@ import json
 import logging
 import typing as t
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
@@ -30,6 +30,8 @@ from venturi.values import Action, Entry, Priority, Receipt
 __all__ = ["Merging", "Request"]
 
 logger: logging.Logger = logging.getLogger("venturi.queue")
+
+MICROSECOND = dt.timedelta(microseconds=1)
 
 _DECISIONS: tuple[type[t.Any], ...] = (Keep, Replace, Combine, Independent)
 
@@ -101,15 +103,17 @@ class Merging:
         """Write the requests; a receipt for each, in order."""
         self._now = self._producing.enter(self._connection)
         self._find([request for request in requests if request.job.dedup_key is not None])
-        last = len(requests) - 1
-        receipts = [self._place(request, self._due(last - n)) for n, request in enumerate(requests)]
+        receipts = [self._place(request, due) for request, due in zip(requests, self._dues(len(requests)), strict=True)]
         self._write()
         return receipts
 
-    def _due(self, before_last: int) -> dt.datetime:
-        """When a task is due: those of a batch a microsecond after each other, the last one at the time asked for."""
-        due = self._at or self._later(self._delay)
-        return min(max(due, self._now), LATEST_INSTANT) - dt.timedelta(microseconds=before_last)
+    def _dues(self, count: int) -> Iterator[dt.datetime]:
+        """When tasks are due: those of a batch a microsecond after each other, the last one at the time asked for."""
+        asked = self._at or self._later(self._delay)
+        due = min(max(asked, self._now), LATEST_INSTANT) - (count - 1) * MICROSECOND
+        for _ in range(count):
+            yield due
+            due += MICROSECOND
 
     def _later(self, delay: dt.timedelta) -> dt.datetime:
         delay = max(delay, dt.timedelta(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import datetime as dt
 import functools
 import time
@@ -9,7 +10,6 @@ import typing as t
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
-import attrs
 from typing_extensions import TypeVar
 
 from venturi import checks, codec
@@ -201,16 +201,16 @@ class Queue(t.Generic[S]):
 
     def _numbered(self, number: int, task: object, priority: Priority | None, trace: str | None) -> Request:
         try:
-            return attrs.evolve(self._request(task, priority, trace), index=number)
+            return self._request(task, priority, trace, number)
         except PayloadError as error:
             raise PayloadError(error.problem, path=error.path, index=number) from error
 
-    def _request(self, task: object, priority: Priority | None, trace: str | None) -> Request:
+    def _request(self, task: object, priority: Priority | None, trace: str | None, index: int | None = None) -> Request:
         type_ = _type(task)
         self.registry.know(type_)
         wanted = type_.priority if priority is None else checks.priority("priority", priority)
         payload = codec.encode(task, type_.cls)
-        return Request(task, type_, NewJob(uuid7(), type_.kind, payload, wanted, dedup_key(task), trace))
+        return Request(task, type_, NewJob(uuid7(), type_.kind, payload, wanted, dedup_key(task), trace), index)
 
     def _store(
         self,
@@ -236,12 +236,14 @@ class Queue(t.Generic[S]):
         self, requests: Sequence[Request], receipts: Sequence[Receipt], started: float, *, local: bool
     ) -> None:
         telemetry = self.telemetry
-        for request, receipt in zip(requests, receipts, strict=True):
-            kind = request.type.kind
-            if receipt.action == "inserted":
-                telemetry.count("messaging.client.sent.messages", venturi__kind=kind)
+        done = collections.Counter(
+            (request.type.kind, receipt.action) for request, receipt in zip(requests, receipts, strict=True)
+        )
+        for (kind, action), number in done.items():
+            if action == "inserted":
+                telemetry.count("messaging.client.sent.messages", number, venturi__kind=kind)
             else:
-                telemetry.count("venturi.merged", venturi__kind=kind, venturi__action=receipt.action)
+                telemetry.count("venturi.merged", number, venturi__kind=kind, venturi__action=action)
         telemetry.record(
             "messaging.client.operation.duration",
             time.monotonic() - started,

@@ -75,23 +75,31 @@ class Telemetry:
     def __init__(self, destination: str) -> None:
         self._common: Attributes = {"messaging.system": "venturi", "messaging.destination.name": destination}
         self._instruments: dict[str, t.Any] = {}
+        self._known: dict[tuple[tuple[str, str | int], ...], Attributes] = {}
         self._tracer: trace.Tracer | None = None
         self._gauges: _Gauges | None = None
 
     def count(self, name: str, amount: int = 1, **attributes: str | int) -> None:
         """Raise a counter."""
         if amount:
-            self._guard(lambda: self._instrument(name).add(amount, self._with(attributes)))
+            try:
+                self._instrument(name).add(amount, self._with(attributes))
+            except Exception:
+                logger.debug("a measurement could not be recorded", exc_info=True)
 
     def record(self, name: str, seconds: float, **attributes: str | int) -> None:
         """Record a duration."""
-        self._guard(lambda: self._instrument(name).record(seconds, self._with(attributes)))
+        try:
+            self._instrument(name).record(seconds, self._with(attributes))
+        except Exception:
+            logger.debug("a measurement could not be recorded", exc_info=True)
 
     def observe(self, snapshot: Callable[[], Stats]) -> None:
         """Report the queue's depth and age from such snapshots, until `unobserve` was called as often."""
         if self._gauges is None:
             self._gauges = _Gauges(self._common)
-            self._guard(self._gauges.register)
+            with suppress(Exception):
+                self._gauges.register()
         self._gauges.sources.append(snapshot)
 
     def unobserve(self, snapshot: Callable[[], Stats]) -> None:
@@ -125,7 +133,9 @@ class Telemetry:
         span = self._start(f"process {kind}", trace.SpanKind.CONSUMER, attributes, self._links(headers))
         token: t.Any = None
         with suppress(Exception):
-            token = otel_context.attach(trace.set_span_in_context(span)) if span is not None else None
+            # Without an SDK there is nothing that the handler's own spans could belong to.
+            if span is not None and span.get_span_context().is_valid:
+                token = otel_context.attach(trace.set_span_in_context(span))
         try:
             yield lambda outcome: self._outcome(span, outcome)
         finally:
@@ -135,6 +145,14 @@ class Telemetry:
             self._end(span)
 
     def _with(self, attributes: Attributes) -> Attributes:
+        """The attributes under their real names, with the common ones; made once for each combination of metrics."""
+        key = tuple(attributes.items())
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._named(attributes)
+        return known
+
+    def _named(self, attributes: Attributes) -> Attributes:
         return {**self._common, **{name.replace("__", "."): value for name, value in attributes.items()}}
 
     def _instrument(self, name: str) -> t.Any:
@@ -150,7 +168,7 @@ class Telemetry:
         try:
             if self._tracer is None:
                 self._tracer = trace.get_tracer("venturi", _version())
-            return self._tracer.start_span(name, kind=kind, attributes=self._with(attributes), links=links)
+            return self._tracer.start_span(name, kind=kind, attributes=self._named(attributes), links=links)
         except Exception:
             logger.debug("a span could not be started", exc_info=True)
             return None
@@ -190,12 +208,6 @@ class Telemetry:
         if span is not None:
             with suppress(Exception):
                 span.end()
-
-    def _guard(self, emit: Callable[[], None]) -> None:
-        try:
-            emit()
-        except Exception:
-            logger.debug("a measurement could not be recorded", exc_info=True)
 
 
 class _Gauges:
