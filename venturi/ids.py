@@ -17,6 +17,14 @@ _pid = 0
 _BLOCK = 4096
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread may have held it, and is not there to let go
+
+
 def uuid7() -> uuid.UUID:
     """A new id that sorts after every id that this process made before it.
 

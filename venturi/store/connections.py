@@ -237,6 +237,17 @@ def schema_errors(schema: str) -> Generator[None]:
         raise SchemaError(f"{what} ({error.diag.message_primary})") from error
 
 
+_opening = threading.Lock()
+
+
+def _renew_opening() -> None:
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_opening)  # another thread may have held it, and is not there to let go
+
+
 class Pool:
     """The producers' connections: opened at need, checked before use, and never carried over a fork.
 
@@ -250,7 +261,6 @@ class Pool:
         self._dsn = dsn
         self._size = size
         self._pooler = pooler
-        self._lock = threading.Lock()
         self._pool: ConnectionPool[Session] | None = None
         self._pid = 0
         # A pool inherited over a fork belongs to the parent: it is neither used nor closed here, only kept from being
@@ -277,7 +287,7 @@ class Pool:
 
     def close(self) -> None:
         """Close the connections; the next use opens new ones."""
-        with self._lock:
+        with _opening:
             pool, self._pool = self._pool, None
             if pool is not None and self._pid != os.getpid():
                 self._inherited.append(pool)
@@ -290,7 +300,7 @@ class Pool:
             return self._pool
         from psycopg_pool import ConnectionPool
 
-        with self._lock:
+        with _opening:
             if self._pool is not None and self._pid != os.getpid():
                 self._inherited.append(self._pool)
                 self._pool = None

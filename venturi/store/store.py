@@ -27,22 +27,20 @@ class Wakers:
     """The workers of this process, which are woken without a notification by what is committed here."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wakers: frozenset[Callable[[], None]] = frozenset()
+        # No lock, which a fork could find taken: each of these steps of a dict is one.
+        self._wakers: dict[Callable[[], None], None] = {}
 
     def add(self, wake: Callable[[], None]) -> None:
         """From now on call this, from any thread."""
-        with self._lock:
-            self._wakers |= {wake}
+        self._wakers[wake] = None
 
     def remove(self, wake: Callable[[], None]) -> None:
         """Call it no more."""
-        with self._lock:
-            self._wakers -= {wake}
+        self._wakers.pop(wake, None)
 
     def wake(self) -> None:
         """Something was committed."""
-        for wake in self._wakers:
+        for wake in list(self._wakers):
             wake()
 
 

@@ -136,7 +136,9 @@ class Listener:
         session = self._part.session()
         if self._parking is Parking.AWAY:
             doorbell.listen(session, self._sql)
+            # What was announced while nobody listened is looked for: jobs by the coordinator, cancels by the maintainer.
             self._change(Parking.AWAKE)
+            self._cancel()
             if self._lost:
                 self._lost = False
                 self._reconnected()

@@ -65,6 +65,7 @@ class Worker:
         self._state = state
         self._stop_at = math.inf
         self._stop_asked_at = math.inf
+        self._process = os.getpid()
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
         self._failure: BaseException | None = None
@@ -149,13 +150,14 @@ class Worker:
             timeout: Longest wait in seconds. Default: None, no bound.
 
         Returns:
-            Its report; None when it has not stopped yet.
+            Its report; None when it has not stopped yet, and at once in a child that was forked since: the worker is
+            its parent's.
 
         Raises:
             Exception: What ended the worker before it was told to stop.
         """
         # Not by Thread.join, which takes a thread for ended when a KeyboardInterrupt comes in between.
-        if self._thread is not None and self._done.wait(timeout):
+        if self._thread is not None and self._is_here() and self._done.wait(timeout):
             self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -167,6 +169,10 @@ class Worker:
     def __exit__(self, *exc: object) -> None:
         self.stop()
         self.join()
+
+    def _is_here(self) -> bool:
+        # By the process, since not every server that forks (uWSGI) runs what os.register_at_fork() was given.
+        return self._process == os.getpid()
 
     def _work_alone(self) -> None:
         self._work_aside()
@@ -276,14 +282,13 @@ class Worker:
 def _stop_all() -> None:
     """Stop every worker in order when the main thread has ended."""
     _ending.set()
-    workers = list(_running)
+    workers = [worker for worker in _running if worker._is_here()]  # pyright: ignore[reportPrivateUsage]
     for worker in workers:
         worker.stop()
     for worker in workers:
         worker._done.wait(worker.settings.shutdown_timeout + 2 * GRACE)  # pyright: ignore[reportPrivateUsage]
 
 
-os.register_at_fork(after_in_child=_running.clear)  # its workers are its parent's
 # Before Python ends, it waits for the threads of every pool without asking any of them to end. What is registered after
 # the pools, which the imports above have done, is called before that; `atexit` would be too late.
 threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
