@@ -15,8 +15,11 @@ threads = 4
 # Safe: importing the application opens no connection and starts no thread, so that there is nothing to inherit.
 preload_app = True
 
-# Longer than the worker's shutdown_timeout, or gunicorn kills the process before its jobs have been given back.
-graceful_timeout = 30
+# The worker stops when the last request is over, so that graceful_timeout is longer than the slowest request and the
+# worker's shutdown_timeout together. A process that waits for its handlers shows gunicorn no sign of life, so that
+# timeout is longer than shutdown_timeout too. Else gunicorn kills it before its jobs have been given back.
+graceful_timeout = 40
+timeout = 30
 SHUTDOWN_TIMEOUT = 20
 
 _running: list[venturi.Worker] = []
@@ -37,8 +40,18 @@ def post_worker_init(worker: t.Any) -> None:
     _running.append(queue.work(block=False, shutdown_timeout=SHUTDOWN_TIMEOUT))
 
 
+def worker_int(worker: t.Any) -> None:
+    """In each process that is to end at once, by SIGQUIT or Ctrl+C: its jobs go back to the queue now."""
+    for running in _running:
+        running.stop(0)
+
+
+# Where a request took longer than `timeout`: gunicorn kills the process a moment later.
+worker_abort = worker_int
+
+
 def worker_exit(server: t.Any, worker: t.Any) -> None:
-    """In each process, before it ends: after SIGTERM, and after max_requests."""
+    """In each process, before it ends in whatever way: by SIGTERM, after max_requests, or without its master."""
     for running in _running:
         running.stop()
         report = running.join()

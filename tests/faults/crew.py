@@ -28,7 +28,7 @@ class Hand:
         dsn: The connection string of its queue.
         schema: Its queue.
         folder: Where the log of effects, and what it says, are written.
-        options: Of ``work()``, and those of `faults.labourer`.
+        options: Of ``work()``, and those of `faults.labourer`, of which ``queue`` holds options of the queue.
     """
 
     def __init__(self, dsn: str, schema: str, folder: pathlib.Path, **options: t.Any) -> None:

@@ -32,7 +32,7 @@ def main(dsn: str, schema: str, log: str, given: str) -> None:
     import venturi
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s")
-    queue: venturi.Queue[object] = venturi.Queue(schema, dsn=dsn)
+    queue: venturi.Queue[object] = venturi.Queue(schema, dsn=dsn, **options.pop("queue", {}))
     deeds.register(queue, pathlib.Path(log))
     work: t.Any = queue.work  # the options are checked when it is called
     report: venturi.Report = work(state=queue, **options)

@@ -136,7 +136,7 @@ class Listener:
         session = self._part.session()
         if self._parking is Parking.AWAY:
             doorbell.listen(session, self._sql)
-            # What was announced while nobody listened is looked for: jobs by the coordinator, cancels by the maintainer.
+            # What was announced while nobody listened is looked for: jobs, and requests to cancel.
             self._change(Parking.AWAKE)
             self._cancel()
             if self._lost:
