@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import threading
 import time
 import typing as t
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
@@ -248,6 +250,16 @@ def _renew_opening() -> None:
 os.register_at_fork(after_in_child=_renew_opening)  # another thread may have held it, and is not there to let go
 
 
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+# Later, when Python takes its objects down, a pool waits in vain for its threads: they are stopped already.
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
 class Pool:
     """The producers' connections: opened at need, checked before use, and never carried over a fork.
 
@@ -266,6 +278,7 @@ class Pool:
         # A pool inherited over a fork belongs to the parent: it is neither used nor closed here, only kept from being
         # collected.
         self._inherited: list[object] = []
+        _pools.add(self)
 
     @contextmanager
     def connection(self) -> Generator[Session]:

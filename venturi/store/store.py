@@ -70,7 +70,6 @@ class Store:
         self._loud = Producing(self.statements)
         self._quiet = Producing(Sql(schema, notify=False))
         self._loan = _Loan()
-        self._examining = threading.Lock()
         self._examined = self._heard = False
 
     @property
@@ -121,11 +120,15 @@ class Store:
         return session
 
     def _examine(self, session: Session) -> None:
-        # Once: what is wrong later may pass, as an outage does.
-        with self._examining:
-            if not self._examined:
-                starting.examine(session, self.schema)
-                self._examined = True
+        # Once, since what is wrong later may pass, as an outage does; without a lock, which a fork could find taken.
+        if self._examined:
+            return
+        self._examined = True
+        try:
+            starting.examine(session, self.schema)
+        except BaseException:
+            self._examined = False
+            raise
 
     def listening_session(self, patience: Callable[[], float]) -> Session:
         """A session that may listen and hold locks.

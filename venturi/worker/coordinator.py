@@ -187,6 +187,10 @@ class Coordinator:
                 self._telemetry.count("venturi.released", venturi__kind=run.claim.kind)
         return locked
 
+    def occupied(self) -> bool:
+        """Whether there are handlers that hold a slot, whoever has the claim."""
+        return self._lanes.running > 0
+
     def unsettled(self) -> list[uuid.UUID]:
         """Runs whose end could not be recorded, nor their claim given back."""
         return [run.claim.id for run in self._flight.all()]
@@ -219,13 +223,13 @@ class Coordinator:
         """The runs whose end is to be recorded; what was released meanwhile, or gave way, is let go."""
         kept: list[Run] = []
         for run in ended:
-            if not self._flight.holds(run):
-                self.refused(run, "released")
-            elif run.ending is None:
-                self._let_go(run)
-                self.refused(run, "lost")
-            else:
+            held = self._flight.holds(run)
+            if held and run.ending is not None:
                 kept.append(run)
+                continue
+            self._let_go(run)
+            # What is not held was given back by the stop or, before that, overtaken by a later claim of the same job.
+            self.refused(run, "lost" if held or self._claims else "released")
         return kept
 
     def _called(self) -> None:

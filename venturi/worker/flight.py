@@ -47,9 +47,12 @@ class Flight:
         self._runs: dict[uuid.UUID, Run] = {}
 
     def add(self, runs: Sequence[Run]) -> None:
-        """Take runs in."""
+        """Take runs in. An earlier run of the same job, whose claim was lost, is told so and held no more."""
         with self._lock:
+            overtaken = [self._runs[run.claim.id] for run in runs if run.claim.id in self._runs]
             self._runs.update((run.claim.id, run) for run in runs)
+        for run in overtaken:
+            run.signal.tell("lease lost")
 
     def remove(self, run: Run) -> bool:
         """Take a run out; False when it was taken out before."""

@@ -149,7 +149,7 @@ class Parts:
     def _end(self, released: Sequence[Run], deadline: float) -> None:
         self._telemetry.unobserve(self._store.stats)
         self._inbox.close(lambda run: self.coordinator.refused(run, "released"))
-        self._slots.close(wait=not released and len(self._flight) == 0)
+        self._slots.close(wait=not released and len(self._flight) == 0 and not self.coordinator.occupied())
         self.coordinator.close()
         self._maintainer.stop(max(0.1, deadline - time.monotonic()))
         if self._listener is not None:
