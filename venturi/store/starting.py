@@ -16,12 +16,13 @@ __all__ = ["examine", "examine_listening"]
 logger: logging.Logger = logging.getLogger("venturi.worker")
 
 LOOKS = 10
+"""How often two sessions are compared."""
 
 # What every worker needs; a right to some columns counts, since it may be enough. The catalog is read without rights
 # on the schema.
 _FIND = """\
 WITH tables AS (
-  SELECT c.oid, n.nspname, c.relname::text AS name, n.oid AS schema
+  SELECT c.oid, c.relname::text AS name, n.oid AS schema
     FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relkind IN ('r', 'p')
    WHERE n.nspname = %s),
 needed(name, privilege) AS (VALUES
