@@ -25,12 +25,13 @@ class Work:
 
 def test_a_run_that_was_overtaken_gives_its_slot_back(queue: venturi.Queue, connect: Connect) -> None:
     """It is told, its result is refused, and the worker runs as many handlers as before."""
-    finish, both = threading.Event(), threading.Barrier(2, timeout=10)
+    began, finish, both = threading.Event(), threading.Event(), threading.Barrier(2, timeout=10)
     told: list[str | None] = []
 
     @queue.handler
     def work(task: Work, ctx: venturi.Context) -> None:
         if ctx.run_count == 1 and not finish.is_set():
+            began.set()
             assert ctx.cancelled.wait(10)
             told.append(ctx.cancelled.reason)
             assert finish.wait(10)
@@ -39,8 +40,7 @@ def test_a_run_that_was_overtaken_gives_its_slot_back(queue: venturi.Queue, conn
 
     with connect(autocommit=True) as connection, working(queue, concurrency=2, lease=60, poll=0.05):
         job = queue.enqueue(Work()).id
-        claimed = on(queue.schema, "SELECT count(*) FROM {schema}.live WHERE owner IS NOT NULL")
-        eventually(lambda: connection.execute(claimed).fetchone() == (1,))
+        assert began.wait(5)
         connection.execute(on(queue.schema, GIVEN_BACK))
         ended(queue, job)
         eventually(lambda: told == ["lease lost"])
@@ -53,18 +53,18 @@ def test_a_run_that_was_overtaken_gives_its_slot_back(queue: venturi.Queue, conn
 
 def test_a_stop_does_not_wait_for_a_run_that_was_overtaken(queue: venturi.Queue, connect: Connect) -> None:
     """Its job is settled, so that there is nothing to give back and nothing to wait for."""
-    finish = threading.Event()
+    began, finish = threading.Event(), threading.Event()
 
     @queue.handler
     def work(task: Work, ctx: venturi.Context) -> None:
         if ctx.run_count == 1:
+            began.set()
             finish.wait(20)
 
     worker = queue.work(block=False, concurrency=2, lease=60, poll=0.05)
     job = queue.enqueue(Work()).id
+    assert began.wait(5)
     with connect(autocommit=True) as connection:
-        claimed = on(queue.schema, "SELECT count(*) FROM {schema}.live WHERE owner IS NOT NULL")
-        eventually(lambda: connection.execute(claimed).fetchone() == (1,))
         connection.execute(on(queue.schema, GIVEN_BACK))
     ended(queue, job)
     worker.stop(0)
