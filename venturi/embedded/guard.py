@@ -8,9 +8,8 @@ Three files in a server's folder are locked with flock, which the kernel undoes 
 
 A user first takes ``users``, then launches a guard, and then starts the server unless it runs already. So a guard is
 there before there is anything to end, and killing a user at any later step leaves nothing behind; killing it in the
-moment before leaves an empty directory. A user that comes
-while a guard ends the server waits for ``users``, and then starts the server anew. Several guards do no harm: the last
-ones find nothing to do.
+moment before leaves an empty directory. A user that comes while a guard ends the server waits for ``users``, and then
+starts the server anew. Several guards do no harm: the last ones find nothing to do.
 
 A guard runs this file by its path with nothing but the standard library, so that it is there within milliseconds.
 """
