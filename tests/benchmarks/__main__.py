@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from . import compare
+from . import compare, footprint, growth, notify, retention, rounds, wal
 
-COMMANDS = {"compare": compare.main}
+COMMANDS = {
+    "compare": compare.main,
+    "rounds": rounds.main,
+    "growth": growth.main,
+    "retention": retention.main,
+    "notify": notify.main,
+    "footprint": footprint.main,
+    "wal": wal.main,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:

@@ -10,51 +10,43 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import threading
+import sys
 import time
 
 import psycopg
 from psycopg import conninfo
 
 import venturi
+from venturi.bench.measures import percentiles
+from venturi.bench.settings import describe
+from venturi.bench.tasks import CHUNK, Noop, chunks
 
-CHUNK = 1000
-SINGLE = 300
+__all__ = ["main", "whole_chunks"]
 
-
-@venturi.task("noop")
-class Noop:
-    """Does nothing."""
-
-    i: int = 0
+SINGLES = 300
 
 
-class Drain:
-    """Counts the runs of one queue's no-op handler, and says when there were enough."""
+class Runs:
+    """When each run of the queue's no-op handler began."""
 
     def __init__(self, queue: venturi.Queue) -> None:
-        self.started: list[float] = []
-        self._wanted = 0
-        self._enough = threading.Event()
+        self.began: list[float] = []
         queue.handler(task=Noop)(self._run)
 
     def _run(self, task: Noop) -> None:
-        self.started.append(time.perf_counter())
-        if len(self.started) >= self._wanted:
-            self._enough.set()
+        self.began.append(time.perf_counter())
 
-    def wait_for(self, count: int) -> None:
-        """Wait until so many runs have started in all."""
-        self._wanted = count
-        if len(self.started) < count:
-            self._enough.wait()
-        self._enough.clear()
+    def wait_for(self, count: int, interval: float) -> float:
+        """Look at each interval, in seconds, whether so many runs have begun; when the last of them did."""
+        while len(self.began) < count:
+            time.sleep(interval)
+        return self.began[-1]
 
 
 def fresh(admin: str, name: str) -> str:
     """An empty database of that name; its connection string."""
     with psycopg.connect(admin, autocommit=True) as connection:
+        print(json.dumps(describe(connection)), file=sys.stderr)
         connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
         connection.execute(f'CREATE DATABASE "{name}"'.encode())
     return conninfo.make_conninfo(admin, dbname=name)
@@ -64,51 +56,56 @@ def measure(dsn: str, jobs: int, concurrency: int, latency: int) -> dict[str, ob
     """The figures of one round."""
     queue: venturi.Queue = venturi.Queue(dsn=dsn)
     queue.migrate()
-    drain = Drain(queue)
+    runs = Runs(queue)
     result: dict[str, object] = {}
-    begun = time.perf_counter()
-    for first in range(0, jobs, CHUNK):
-        queue.enqueue_many([Noop(i) for i in range(first, first + CHUNK)])
-    result["enqueue_bulk_per_s"] = round(jobs / (time.perf_counter() - begun))
-    begun = time.perf_counter()
-    for i in range(SINGLE):
+    start = time.perf_counter()
+    for tasks in chunks(Noop, jobs):
+        queue.enqueue_many(tasks)
+    result["enqueue_bulk_per_s"] = round(jobs / (time.perf_counter() - start))
+    start = time.perf_counter()
+    for i in range(SINGLES):
         queue.enqueue(Noop(i))
-    result["enqueue_single_per_s"] = round(SINGLE / (time.perf_counter() - begun))
-    begun = time.perf_counter()
+    result["enqueue_single_per_s"] = round(SINGLES / (time.perf_counter() - start))
+    start = time.perf_counter()
     with queue.work(block=False, concurrency=concurrency):
-        drain.wait_for(jobs + SINGLE)
-        result["drain_per_s"] = round((jobs + SINGLE) / (drain.started[-1] - begun))
-        result["ran"] = len(drain.started)
+        last = runs.wait_for(jobs + SINGLES, 0.01)
+        result["drain_per_s"] = round((jobs + SINGLES) / (last - start))
+        result["ran"] = len(runs.began)
         time.sleep(1.5)
-        result["latency"] = _latency(queue, drain, latency)
+        result["latency"] = percentiles(_latencies(queue, runs, latency))
     queue.close()
     return result
 
 
-def _latency(queue: venturi.Queue, drain: Drain, tries: int) -> dict[str, float]:
+def _latencies(queue: venturi.Queue, runs: Runs, tries: int) -> list[float]:
     """Pick-up times as another process would have them: the enqueues do not wake this process's worker directly."""
     times: list[float] = []
     with psycopg.connect(queue.store.dsn, autocommit=True) as connection:
         for i in range(tries):
-            before = len(drain.started)
-            begun = time.perf_counter()
+            before = len(runs.began)
+            start = time.perf_counter()
             queue.enqueue(Noop(i), conn=connection)
-            drain.wait_for(before + 1)
-            times.append(drain.started[-1] - begun)
+            times.append(runs.wait_for(before + 1, 0.0002) - start)
             time.sleep(0.005)
-    times.sort()
-    last = times[min(len(times) - 1, int(0.99 * len(times)))]
-    return {"p50_ms": round(1e3 * statistics.median(times), 2), "p99_ms": round(1e3 * last, 2)}
+    return times
+
+
+def whole_chunks(text: str) -> int:
+    """A number of jobs; the benchmark counts what it asked for, and enqueues whole chunks."""
+    if not text.isdecimal() or int(text) < 1 or int(text) % CHUNK:
+        raise argparse.ArgumentTypeError(f"{text!r} is no multiple of {CHUNK}")
+    return int(text)
 
 
 def main(arguments: list[str]) -> None:
     """Run one round and print it."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks compare")
     parser.add_argument("--dsn", required=True, help="of a role that may create databases")
-    parser.add_argument("--jobs", type=int, default=20000)
+    parser.add_argument("--jobs", type=whole_chunks, default=20000)
     parser.add_argument("--concurrency", type=int, default=100)
     parser.add_argument("--latency", type=int, default=200)
+    parser.add_argument("--database", default="bench_venturi", help="made anew (default: bench_venturi)")
     options = parser.parse_args(arguments)
-    dsn = fresh(options.dsn, "bench_venturi")
+    dsn = fresh(options.dsn, options.database)
     figures = measure(dsn, options.jobs, options.concurrency, options.latency)
     print(json.dumps({"peer": "venturi", **figures}), flush=True)

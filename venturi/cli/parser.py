@@ -6,7 +6,7 @@ import argparse
 import functools
 import typing as t
 
-from venturi.cli import operate, schema, show, work
+from venturi.cli import bench, operate, schema, show, work
 from venturi.cli.values import count, duration, identifier, moment, optional_whole
 from venturi.values import Status
 
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
         prog="venturi", description="Job queues on PostgreSQL.", epilog=_EPILOG, allow_abbrev=False
     )
     commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_migrate, _work, _look, _change, _demo):
+    for add in (_migrate, _work, _look, _change, _bench, _demo):
         add(commands)
     return made
 
@@ -107,6 +107,33 @@ def _change(commands: Commands) -> None:
     )
     made.add_argument("--kind", help="only this kind")
     made.add_argument("--status", choices=("completed", "dead", "cancelled"), help="only this status")
+
+
+def _bench(commands: Commands) -> None:
+    made = _command(
+        commands,
+        "bench",
+        bench.bench,
+        "Measure what a queue does on this server, in a schema made for that and dropped at the end.",
+        database=False,
+    )
+    # What is not given leaves no attribute, and so the benchmark's default.
+    add = functools.partial(made.add_argument, default=argparse.SUPPRESS)
+    add("--dsn", help="connection string of the database, of a role that may create schemas")
+    add("--jobs", type=int, metavar="N", help="jobs to enqueue and drain (default: 20000)")
+    add("--concurrency", type=int, metavar="N", help="handlers that run at once in one process (default: 20)")
+    add("--processes", type=int, metavar="N", help="worker processes (default: 1)")
+    add("--producers", type=int, metavar="N", help="threads that enqueue side by side (default: 8)")
+    add("--payload", type=int, metavar="BYTES", help="200, in fields of several types, or 0 (default: 200)")
+    add("--sleep", type=int, metavar="MS", help="milliseconds that a handler sleeps (default: 0)")
+    add("--rate", type=int, metavar="N", help="jobs a second that arrive steadily (default: half of what was drained)")
+    add(
+        "--only",
+        type=lambda text: tuple(text.split(",")),
+        metavar="NAME,...",
+        help="only these measures (default: all)",
+    )
+    made.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
 def _demo(commands: Commands) -> None:

@@ -14,7 +14,7 @@ from venturi.cli.database import opened
 from venturi.errors import VenturiError
 from venturi.values import Entry, Job
 
-__all__ = ["job", "jobs", "journal", "stats"]
+__all__ = ["job", "jobs", "journal", "stats", "table"]
 
 
 def stats(given: argparse.Namespace) -> int:
@@ -25,7 +25,7 @@ def stats(given: argparse.Namespace) -> int:
         (kind, n.ready, n.scheduled, n.claimed, n.dead, _age(n.oldest_ready), "yes" if n.served else "no")
         for kind, n in sorted(found.kinds.items())
     ]
-    _table(("kind", "ready", "scheduled", "claimed", "dead", "oldest", "served"), rows)
+    table(("kind", "ready", "scheduled", "claimed", "dead", "oldest", "served"), rows)
     print(f"workers: {found.workers}")
     if found.unserved:
         print(f"ready, but handled by no worker: {', '.join(map(_plain, found.unserved))}")
@@ -49,7 +49,7 @@ def jobs(given: argparse.Namespace) -> int:
     """A page of jobs."""
     with opened(given) as (queue, session):
         page = queue.jobs(kind=given.kind, status=given.status, before=given.before, limit=given.limit, conn=session)
-    _table(("id", "kind", "status", "priority", "runs", "failures", "created"), [_columns(each) for each in page])
+    table(("id", "kind", "status", "priority", "runs", "failures", "created"), [_columns(each) for each in page])
     return 0
 
 
@@ -79,7 +79,8 @@ def _tell(entry: Entry) -> None:
         print(f"    | {_plain(line)}")
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows below their titles, in columns."""
     lines = [tuple(titles), *(tuple(map(_text, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
