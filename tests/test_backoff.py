@@ -93,7 +93,10 @@ def test_delays_grow_by_fibonacci_numbers() -> None:
 
 @pytest.mark.conformance(149)
 def test_late_failures_wait_for_the_cap_and_cost_nothing() -> None:
-    """n = 40 gives the cap without jitter; n = 1,000,000 is computed within 1 ms, inside the jitter's range of it."""
+    """n = 40 gives the cap without jitter; n = 1,000,000 is computed within 1 ms, inside the jitter's range of it.
+
+    Case 079.
+    """
     assert jittered(Backoff(), A, 40, 0) == 3600 * SECOND
     before = time.perf_counter()
     delay = jittered(Backoff(), A, 1_000_000, 0.5)
@@ -103,7 +106,7 @@ def test_late_failures_wait_for_the_cap_and_cost_nothing() -> None:
 
 @pytest.mark.conformance(149)
 def test_jobs_that_fail_together_come_back_apart() -> None:
-    """A thousand first failures are spread evenly over half of the base."""
+    """A thousand first failures are spread evenly over half of the base (case 082)."""
     delays = [jittered(Backoff(), venturi_id, 1, 0.5) for venturi_id in _ids(1000)]
     tenths = [0] * 10
     for delay in delays:
@@ -115,7 +118,7 @@ def test_jobs_that_fail_together_come_back_apart() -> None:
 @pytest.mark.conformance(151)
 @given(id_=st.uuids(), n=st.integers(1, 79), share=st.floats(0, 1))
 def test_jitter_takes_off_no_more_than_its_share(id_: uuid.UUID, n: int, share: float) -> None:
-    """For any job, failure and jitter the delay lies between base x (1 - jitter) and base."""
+    """For any job, failure and jitter the delay lies between base x (1 - jitter) and base (case 081)."""
     backoff = Backoff(1, 365 * 86400)
     base = backoff.nanoseconds(n)
     # From some 10^16 ns on, which is 104 days, a double holds only every second nanosecond.
@@ -153,6 +156,25 @@ def test_a_task_with_a_curve_of_its_own_uses_it(queue: venturi.Queue) -> None:
         until(queue, receipt.id, "retried")
     expected = jittered(Backoff(1, 3), receipt.id, 1, 1) // 1000
     assert _wait(queue, receipt.id) == dt.timedelta(microseconds=expected)
+
+
+def test_pauses_take_no_step_of_the_curve(queue: venturi.Queue) -> None:
+    """After 100 pauses the first failure waits as the first one does, and the third would be the last (case 083)."""
+
+    @queue.handler(task=Failing)
+    def handle(_: Failing, ctx: venturi.Context) -> venturi.Outcome:
+        if ctx.run_count <= 100:
+            return venturi.Pause()
+        if ctx.failure_count < 2:
+            raise venturi.RetryLater(dt.timedelta(0)) if ctx.failure_count else ValueError("no")
+        return None
+
+    receipt = queue.enqueue(Failing())
+    with working(queue, concurrency=1, backstop=3, backoff=Backoff(0.25, 100), jitter=0):
+        entries = until(queue, receipt.id, *["paused"] * 100, "retried", "retried", "completed", timeout=20)
+    assert [entry.failure_count for entry in entries[99:]] == [0, 1, 2, 2]
+    between = entries[101].recorded_at - entries[100].recorded_at
+    assert dt.timedelta(seconds=0.25) <= between < dt.timedelta(seconds=1)
 
 
 def _ids(number: int) -> list[uuid.UUID]:

@@ -102,7 +102,7 @@ def test_a_batch_leaves_what_its_tasks_leave_one_by_one(
 
 @pytest.mark.conformance(61)
 def test_nothing_sends_nothing(queue: venturi.Queue, connect: Connect, dsn: str) -> None:
-    """An empty sequence has no receipts and needs no server."""
+    """An empty sequence has no receipts and needs no server (case 165)."""
     caller = connect()
     with traced(caller) as sent:
         assert queue.enqueue_many([], conn=caller) == []
@@ -141,7 +141,10 @@ def test_jobs_of_a_batch_are_claimed_in_the_order_given(queue: venturi.Queue, nu
 def test_one_task_that_cannot_be_stored_refuses_the_batch(
     queue: venturi.Queue, connect: Connect, value: object
 ) -> None:
-    """The error names its position and the path inside it; nothing is sent, and the caller's transaction goes on."""
+    """The error names its position and the path inside it; nothing is sent, and the caller's transaction goes on.
+
+    Cases 001, 003, 165.
+    """
     tasks = [Plain(n) for n in range(100)]
     tasks[57] = Plain([value])
     with connect() as caller:
@@ -168,7 +171,7 @@ def test_a_key_that_cannot_be_stored_refuses_the_batch(queue: venturi.Queue) -> 
 @pytest.mark.conformance(62)
 @pytest.mark.parametrize("number", [3, 1500], ids=["by INSERT", "by COPY"])
 def test_a_batch_that_the_server_refuses_writes_nothing(queue: venturi.Queue, connect: Connect, number: int) -> None:
-    """It is one transaction: body and live rows of all tasks, or of none."""
+    """It is one transaction: body and live rows of all tasks, or of none (case 165)."""
     live = sql.Identifier(queue.schema, "live")
     operator = connect(autocommit=True)
     operator.execute(sql.SQL("ALTER TABLE {} ADD CONSTRAINT no_merging CHECK (kind <> 'merging')").format(live))
@@ -199,10 +202,13 @@ def test_kinds_may_be_mixed_and_options_hold_for_all(queue: venturi.Queue) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("autocommit", [True, False])
 def test_ten_thousand_plain_tasks_take_few_statements(queue: venturi.Queue, connect: Connect, autocommit: bool) -> None:
-    """Fewer than 20, whether the caller has a transaction or not, and each job is there with its own payload."""
+    """Fewer than 20, whether the caller has a transaction or not, and each job is there with its own payload.
+
+    Case 165.
+    """
     caller = connect(autocommit=autocommit)
     with traced(caller) as sent:
-        receipts = queue.enqueue_many([Plain(f"tab\t back\\slash {n}") for n in range(10_000)], conn=caller)
+        receipts = queue.enqueue_many((Plain(f"tab\t back\\slash {n}") for n in range(10_000)), conn=caller)
     assert 0 < sent.statements < 20
     caller.commit()
     job = queue.job(receipts[7777].id)
@@ -213,7 +219,7 @@ def test_ten_thousand_plain_tasks_take_few_statements(queue: venturi.Queue, conn
 
 @pytest.mark.conformance(64)
 def test_batches_in_opposite_orders_meet_no_deadlock(queue: venturi.Queue) -> None:
-    """Two threads that send the same hundred keys from either end, fifty times, leave one job per key."""
+    """Two threads that send the same hundred keys from either end, fifty times, leave one job per key (case 051)."""
     tasks = [Merging(str(n), "combine", 1) for n in range(100)]
 
     def send(given: list[Merging]) -> None:
@@ -230,7 +236,7 @@ def test_batches_in_opposite_orders_meet_no_deadlock(queue: venturi.Queue) -> No
 
 @pytest.mark.conformance(64)
 def test_batches_beside_workers_meet_no_deadlock(queue: venturi.Queue) -> None:
-    """While workers claim and settle the same keys, no batch fails and no number is lost."""
+    """While workers claim and settle the same keys, no batch fails and no number is lost (case 051)."""
     seen: list[int] = []
 
     @queue.handler
@@ -252,7 +258,7 @@ def test_batches_beside_workers_meet_no_deadlock(queue: venturi.Queue) -> None:
 @pytest.mark.conformance(65)
 @pytest.mark.parametrize("tasks", [[Plain()] * 100, [Plain()] * 2000, [Merging(str(n), "keep", 1) for n in range(600)]])
 def test_one_call_rings_once(queue: venturi.Queue, connect: Connect, tasks: list[object]) -> None:
-    """However many tasks there are, a parked worker is notified once."""
+    """However many tasks there are, a parked worker is notified once (case 111)."""
     bell = Bell(connect(autocommit=True), queue.schema)
     queue.enqueue_many(tasks)
     assert bell.rings() == 1

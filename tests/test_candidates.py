@@ -11,6 +11,7 @@ import typing as t
 import attrs
 import psycopg
 import pytest
+from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
 from psycopg import sql
 
@@ -127,7 +128,10 @@ def test_the_oldest_pending_job_is_the_candidate(queue: venturi.Queue) -> None:
 @pytest.mark.conformance(79)
 @pytest.mark.parametrize("end", ["claimed", "completed", "dead", "cancelled"])
 def test_a_job_that_is_not_pending_is_no_candidate(queue: venturi.Queue, end: str) -> None:
-    """While a job runs, and after it has ended in whatever way, its key is free: nothing that comes then is lost."""
+    """While a job runs, and after it has ended in whatever way, its key is free: nothing that comes then is lost.
+
+    Cases 049, 061.
+    """
     running, go_on = threading.Event(), threading.Event()
 
     @queue.handler
@@ -156,9 +160,27 @@ def test_a_job_that_is_not_pending_is_no_candidate(queue: venturi.Queue, end: st
     assert third.id != first.id
 
 
+@pytest.mark.conformance(79)
+def test_the_next_job_of_a_key_may_run_beside_the_one_that_runs(queue: venturi.Queue) -> None:
+    """A key merges pending jobs and is no lock: what was enqueued meanwhile does not wait (case 050)."""
+    both = threading.Barrier(2, timeout=5)
+
+    @queue.handler
+    def counter(task: Counter) -> None:
+        both.wait()
+
+    with working(queue, concurrency=2):
+        first = queue.enqueue(Counter("a", 1))
+        eventually(lambda: (job := queue.job(first.id)) is not None and job.status == "claimed")
+        second = queue.enqueue(Counter("a", 2))
+        for receipt in (first, second):
+            ended(queue, receipt.id)
+    assert second.action == "inserted"
+
+
 @pytest.mark.conformance(80)
 def test_keys_of_other_kinds_and_queues_never_merge(queue: venturi.Queue, dsn: str) -> None:
-    """A key belongs to its kind in its queue, as columns and not as joined text."""
+    """A key belongs to its kind in its queue, as columns and not as joined text (case 059)."""
 
     @venturi.task("a:b")
     class One:

@@ -20,6 +20,7 @@ from psycopg import sql
 
 import venturi
 from venturi import Priority, codec
+from venturi.store.sql import Sql
 from venturi.worker.settings import Settings
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[tuple[t.Any, ...]]]
@@ -182,7 +183,7 @@ def test_user_code_runs_on_slot_threads_only(queue: venturi.Queue) -> None:
 
 @pytest.mark.conformance(107)
 def test_a_converter_that_exits_fails_its_run_alone_and_at_once(queue: venturi.Queue) -> None:
-    """A SystemExit out of decoding is a failure of that run, settled at once; the other runs go on."""
+    """A SystemExit out of decoding is a failure of that run, settled at once; the other runs go on (case 023)."""
     queue.handler(task=Fragile)(lambda task: None)
     bad = queue.enqueue(Fragile("boom")).id
     good = [receipt.id for receipt in queue.enqueue_many([Fragile("fine")] * 4)]
@@ -197,7 +198,7 @@ def test_a_converter_that_exits_fails_its_run_alone_and_at_once(queue: venturi.Q
 
 @pytest.mark.conformance(108)
 def test_a_context_variable_of_one_run_is_not_seen_by_the_next(queue: venturi.Queue) -> None:
-    """The next run on the same slot starts without it."""
+    """The next run on the same slot starts without it (case 028)."""
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
     found: list[int | None] = []
 
@@ -215,7 +216,7 @@ def test_a_context_variable_of_one_run_is_not_seen_by_the_next(queue: venturi.Qu
 
 @pytest.mark.conformance(109)
 def test_no_connection_is_idle_in_transaction_while_a_handler_runs(queue: venturi.Queue, connect: Connect) -> None:
-    """The worker's connections hold no transaction while user code runs."""
+    """The worker's connections hold no transaction while user code runs (case 047)."""
     watch = connect(autocommit=True)
     gauge = gauged(queue)
     id_ = queue.enqueue(Step()).id
@@ -236,7 +237,7 @@ def test_no_connection_is_idle_in_transaction_while_a_handler_runs(queue: ventur
 
 @pytest.mark.conformance(110)
 def test_a_cap_holds_per_worker_and_all_jobs_run(queue: venturi.Queue, dsn: str) -> None:
-    """cap=2 at concurrency 8: two runs at once in each of two workers, and all eight jobs run."""
+    """cap=2 at concurrency 8: two runs at once in each of two workers, and all eight jobs run (case 098)."""
     gauge = gauged(queue, cap=2)
     ids = [receipt.id for receipt in queue.enqueue_many([Step(n) for n in range(8)])]
     with contextlib.ExitStack() as stack:
@@ -279,7 +280,7 @@ def test_a_cap_counts_aliases_and_tiers_together(queue: venturi.Queue, connect: 
 
 @pytest.mark.conformance(111)
 def test_jobs_of_a_kind_at_its_cap_stay_pending_for_others(queue: venturi.Queue, dsn: str) -> None:
-    """They are not claimed ahead; another worker takes them, and other kinds go on being claimed."""
+    """They are not claimed ahead; another worker takes them, and other kinds go on being claimed (case 095)."""
     capped = gauged(queue, cap=1)
     queue.handler(task=Other)(lambda task: None)
     steps = [receipt.id for receipt in queue.enqueue_many([Step(n) for n in range(3)])]
@@ -300,7 +301,7 @@ def test_jobs_of_a_kind_at_its_cap_stay_pending_for_others(queue: venturi.Queue,
 
 @pytest.mark.conformance(111)
 def test_a_full_cap_costs_hardly_any_claims(schema: str, server_log: ServerLog, connect: Connect) -> None:
-    """While jobs wait for the cap of their kind the worker claims at most twice a second."""
+    """While jobs wait for the cap of their kind the worker claims at most twice a second (case 096)."""
     queue = venturi.Queue(schema, dsn=server_log.dsn)
     gauge = gauged(queue, cap=1)
     queue.handler(task=Other)(lambda task: None)
@@ -316,6 +317,30 @@ def test_a_full_cap_costs_hardly_any_claims(schema: str, server_log: ServerLog, 
             ended(queue, id_)
     queue.close()
     assert len(claims) <= 2
+
+
+@pytest.mark.parametrize(("concurrency", "cap", "most"), [(4, 1, 24), (1, None, 0)], ids=["cap", "slots"])
+def test_a_storm_of_notifications_costs_a_full_worker_few_claims(
+    schema: str, server_log: ServerLog, connect: Connect, concurrency: int, cap: int | None, most: int
+) -> None:
+    """Woken in vain two hundred times a second it looks about five times, or never without a free slot (case 096)."""
+    queue = venturi.Queue(schema, dsn=server_log.dsn)
+    gauge = gauged(queue, cap=cap)
+    queue.handler(task=Other)(lambda task: None)
+    ids = [receipt.id for receipt in queue.enqueue_many([Step(n) for n in range(5)])]
+    with working(queue, concurrency=concurrency, poll=60), connect(autocommit=True) as connection:
+        gauge.wait(1)
+        time.sleep(0.2)
+        server_log.clear()
+        for _ in range(200):
+            connection.execute("SELECT pg_notify(%s, '')", [Sql(schema).channel])
+            time.sleep(0.005)
+        claims = server_log.statements("SET owner = ")
+        gauge.open()
+        for id_ in ids:
+            ended(queue, id_)
+    queue.close()
+    assert len(claims) <= most
 
 
 def test_a_capped_job_whose_row_is_locked_when_it_ends_disturbs_nothing(

@@ -130,7 +130,10 @@ def test_jobs_run_by_priority_and_then_by_the_time_they_became_due(queue: ventur
 
 @pytest.mark.conformance(91, 100)
 def test_a_strict_worker_runs_the_most_urgent_first(queue: venturi.Queue) -> None:
-    """LOW enqueued before NORMAL before HIGH runs HIGH, NORMAL, LOW with one slot and priority_ratio None."""
+    """LOW enqueued before NORMAL before HIGH runs HIGH, NORMAL, LOW with one slot and priority_ratio None.
+
+    Case 100.
+    """
     ran = recorder(queue, One)
     ids = [queue.enqueue(One(int(tier)), priority=tier).id for tier in (LOW, LOW, NORMAL, NORMAL, HIGH, HIGH)]
     with working(queue, concurrency=1, priority_ratio=None):
@@ -219,7 +222,7 @@ def test_eight_slots_are_filled_by_at_most_two_claims(schema: str, server_log: S
 
 @pytest.mark.conformance(95)
 def test_a_worker_never_holds_more_claims_than_slots(queue: venturi.Queue, connect: Connect) -> None:
-    """However many jobs are ready, the claims of a worker are never more than its slots."""
+    """However many jobs are ready, the claims of a worker are never more than its slots (case 103)."""
     most: list[int] = []
     watch = connect(autocommit=True)
     lock = threading.Lock()
@@ -239,7 +242,7 @@ def test_a_worker_never_holds_more_claims_than_slots(queue: venturi.Queue, conne
 
 @pytest.mark.conformance(96)
 def test_undecodable_jobs_fail_alone(queue: venturi.Queue, session: Session) -> None:
-    """Of 20 jobs claimed together two cannot be decoded: the other 18 run."""
+    """Of 20 jobs claimed together two cannot be decoded: the other 18 run (case 011)."""
     ran = recorder(queue, One)
     ids = [receipt.id for receipt in queue.enqueue_many([One(number) for number in range(20)])]
     spoil = sql.SQL("UPDATE {}.jobs SET payload = %s WHERE id = %s").format(sql.Identifier(queue.schema))

@@ -134,7 +134,7 @@ def test_unfinished_jobs_are_never_deleted(queue: venturi.Queue, finished: list[
 @pytest.mark.conformance(217)
 @pytest.mark.parametrize("status", ["pending", "claimed", "gone"])
 def test_a_status_of_unfinished_jobs_is_refused(queue: venturi.Queue, status: str) -> None:
-    """So is a naive instant."""
+    """So is a naive instant (case 089)."""
     with pytest.raises(venturi.ConfigError, match="status"):
         queue.cleanup(finished_before=LATER, status=t.cast(t.Any, status))
     with pytest.raises(venturi.ConfigError, match="finished_before"):
@@ -160,7 +160,7 @@ def fill(connection: psycopg.Connection[t.Any], schema: str, count: int) -> None
 def test_ten_thousand_jobs_go_in_transactions_of_a_thousand(
     schema: str, connect: Connect, server_log: ServerLog
 ) -> None:
-    """Ten statements delete them and an eleventh finds nothing more; each commits by itself."""
+    """Ten statements delete them and an eleventh finds nothing more; each commits by itself (case 160)."""
     queue = venturi.Queue(schema, dsn=server_log.dsn)
     with connect(autocommit=True) as connection:
         fill(connection, schema, 10_000)
@@ -173,7 +173,10 @@ def test_ten_thousand_jobs_go_in_transactions_of_a_thousand(
 
 @pytest.mark.conformance(218)
 def test_two_cleanups_at_once_neither_block_nor_deadlock(schema: str, dsn: str, connect: Connect) -> None:
-    """One passes over what an open transaction of another is deleting, and both together delete everything once."""
+    """One passes over what an open transaction of another is deleting, and both together delete everything once.
+
+    Case 160.
+    """
     with connect(autocommit=True) as connection:
         fill(connection, schema, 3000)
         with connect() as other:
@@ -186,3 +189,33 @@ def test_two_cleanups_at_once_neither_block_nor_deadlock(schema: str, dsn: str, 
             deleted = [pool.submit(queue.cleanup, finished_before=LATER) for _ in range(2)]
         queue.close()
     assert sum(each.result() for each in deleted) == 3500
+
+
+def test_a_cleanup_that_is_interrupted_has_deleted_what_it_said(schema: str, dsn: str, connect: Connect) -> None:
+    """What the batches before the error deleted stays deleted, and the next cleanup goes on from there (case 160)."""
+    queue = venturi.Queue(schema, dsn=dsn)
+    with connect(autocommit=True) as connection:
+        fill(connection, schema, 2000)
+        connection.execute(on(schema, "UPDATE {schema}.journal SET recorded_at = recorded_at - interval '1 hour'"))
+        fill(connection, schema, 500)
+        connection.execute(
+            on(
+                schema,
+                """CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                     IF (SELECT count(*) FROM {schema}.jobs) <= 500 THEN RAISE EXCEPTION 'enough'; END IF;
+                     RETURN OLD; END $$;
+                   CREATE TRIGGER refuse BEFORE DELETE ON {schema}.jobs FOR EACH STATEMENT
+                   EXECUTE FUNCTION {schema}.refuse()""",
+            )
+        )
+        try:
+            with pytest.raises(psycopg.errors.RaiseException):
+                queue.cleanup(finished_before=LATER)
+        finally:
+            connection.execute(on(schema, "DROP FUNCTION {schema}.refuse() CASCADE"))
+        left_over = connection.execute(
+            on(schema, "SELECT (SELECT count(*) FROM {schema}.jobs), (SELECT count(*) FROM {schema}.journal)")
+        ).fetchone()
+        assert left_over == (500, 1000)
+    assert queue.cleanup(finished_before=LATER) == 500
+    queue.close()

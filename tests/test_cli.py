@@ -228,7 +228,7 @@ def test_requeue_cancel_and_cleanup_do_what_the_methods_do(
 def test_an_expected_error_is_one_line_without_secrets(
     arguments: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 1, nothing on stdout, one line on stderr, and no part of a password."""
+    """Exit code 1, nothing on stdout, one line on stderr, and no part of a password (case 168)."""
     monkeypatch.setattr(sys, "path", sys.path[:])
     assert main(arguments) == 1
     out, err = capfd.readouterr()
@@ -293,7 +293,7 @@ def test_output_that_nobody_reads_is_no_crash(queue: venturi.Queue, dsn: str) ->
 def test_a_signal_stops_a_worker_in_order(
     number: signal.Signals, queue: venturi.Queue, worker: cabc.Callable[..., t.Any], tmp_path: pathlib.Path
 ) -> None:
-    """The handler that runs ends by itself and is settled; the exit code is 0."""
+    """The handler that runs ends by itself and is settled; the exit code is 0 (case 126)."""
     job = queue.enqueue(Touch(str(tmp_path / "ran"))).id
     process = worker("jobs:queue", "--concurrency", "2", "--backstop", "none", "--poll", "1m")
     eventually((tmp_path / "ran").exists, 10)
@@ -305,7 +305,7 @@ def test_a_signal_stops_a_worker_in_order(
 def test_a_worker_ends_by_its_deadline_though_a_handler_does_not(
     queue: venturi.Queue, worker: cabc.Callable[..., t.Any], tmp_path: pathlib.Path
 ) -> None:
-    """The straggler's job is released, one line names it, and the exit code is 0."""
+    """The straggler's job is released, one line names it, and the exit code is 0 (case 140)."""
     job = queue.enqueue(Hang(str(tmp_path / "ran"))).id
     process = worker("jobs:queue", "--shutdown-timeout", "500ms")
     eventually((tmp_path / "ran").exists, 10)
@@ -320,7 +320,7 @@ def test_a_worker_ends_by_its_deadline_though_a_handler_does_not(
 def test_a_second_signal_releases_at_once(
     queue: venturi.Queue, worker: cabc.Callable[..., t.Any], tmp_path: pathlib.Path
 ) -> None:
-    """It does not wait for the deadline, half a minute ahead; more signals than two do no harm."""
+    """It does not wait for the deadline, half a minute ahead; more signals than two do no harm (case 127)."""
     job = queue.enqueue(Hang(str(tmp_path / "ran"))).id
     process = worker("jobs:queue")
     eventually((tmp_path / "ran").exists, 10)

@@ -348,7 +348,7 @@ STORABLE: list[tuple[t.Any, t.Any]] = [
 
 @pytest.mark.parametrize(("value", "type_"), STORABLE, ids=stable)
 def test_a_value_comes_back_from_jsonb_equal_in_value_and_type(trip: Trip, value: object, type_: t.Any) -> None:
-    """Every supported type survives the column, ints beyond 2**53 and trailing zeros included."""
+    """Every supported type survives the column, ints beyond 2**53 and trailing zeros included (case 007)."""
     if isinstance(type_, str):
         type_ = t.cast("t.Any", TaggedAdd | TaggedNegate | int)
     back = trip(value, type_)
@@ -358,7 +358,7 @@ def test_a_value_comes_back_from_jsonb_equal_in_value_and_type(trip: Trip, value
 
 
 def test_trailing_zeros_and_the_sign_of_zero_are_kept(trip: Trip) -> None:
-    """What equality does not show comes back too."""
+    """What equality does not show comes back too (case 007)."""
     assert str(trip(decimal.Decimal("-0.00"), decimal.Decimal)) == "-0.00"
     assert math.copysign(1, trip(-0.0, float)) == -1
 
@@ -438,7 +438,7 @@ UNSTORABLE: list[tuple[t.Any, t.Any, str]] = [
 
 @pytest.mark.parametrize(("value", "type_", "path"), UNSTORABLE, ids=stable)
 def test_what_would_not_come_back_is_refused_with_its_path(value: object, type_: t.Any, path: str) -> None:
-    """Nothing is coerced, and the error says where."""
+    """Nothing is coerced, and the error says where (cases 001, 003, 007)."""
     assert refusal(value, type_).path == path
 
 
@@ -450,7 +450,7 @@ def test_a_refusal_names_the_types_and_never_the_value() -> None:
 
 @pytest.mark.parametrize("levels", [101, 200, 900, 5000])
 def test_deep_values_are_refused_both_ways(levels: int) -> None:
-    """The bound is a number of levels and not the interpreter's stack."""
+    """The bound is a number of levels and not the interpreter's stack (case 004)."""
     deep: list[t.Any] = []
     chain = Node(0)
     for _ in range(levels - 1):
@@ -557,7 +557,10 @@ def test_stored_data_of_another_shape_is_a_payload_error(text: str, type_: t.Any
 
 @pytest.mark.conformance(25)
 def test_payloads_of_newer_and_older_producers_are_read() -> None:
-    """Unknown fields are ignored, absent ones get their default, and without one the error names the field."""
+    """Unknown fields are ignored, absent ones get their default, and without one the error names the field.
+
+    Case 157.
+    """
     assert decode('{"name": "a", "colour": "red"}', Item) == Item("a")
     assert decode('{"number": 1}', Data) == Data(1)
     one, other = decode('{"value": 1}', Node), decode('{"value": 1}', Node)
@@ -591,7 +594,7 @@ def test_encoding_leaves_the_value_alone() -> None:
 
 
 def test_fields_may_have_any_name(trip: Trip) -> None:
-    """No field name collides with one of the library's own."""
+    """No field name collides with one of the library's own (case 010)."""
     names = "task job ctx context cls kind priority carry queue delay conn payload note attempt dedup_key id type_"
     names += " data value field arguments form"
     fields = {name: attrs.field(type=str) for name in names.split()}
@@ -640,7 +643,7 @@ def test_hooks_may_use_the_converter_for_their_parts() -> None:
 
 
 def test_an_annotation_that_does_not_resolve_is_named() -> None:
-    """A name that exists for type checkers only is a ConfigError naming class and field, at first use."""
+    """A name that exists for type checkers only is a ConfigError naming class and field, at first use (case 033)."""
     with pytest.raises(ConfigError, match=r"Unresolved\.ratio: .* Fraction"):
         encode(Unresolved(t.cast("t.Any", 1)), Unresolved)
     with pytest.raises(ConfigError, match=r"Unresolved\.ratio: .* Fraction"):
@@ -648,7 +651,7 @@ def test_an_annotation_that_does_not_resolve_is_named() -> None:
 
 
 def test_a_class_inside_a_function_may_hold_itself() -> None:
-    """Its own name resolves, although it is no global."""
+    """Its own name resolves, although it is no global (case 033)."""
 
     @attrs.frozen
     class Chain:

@@ -7,6 +7,7 @@ import datetime as dt
 import os
 import threading
 import typing as t
+from urllib.parse import urlencode
 
 import psycopg
 import pytest
@@ -39,10 +40,10 @@ def ready(schema: str = "venturi") -> venturi.Queue:
 
 
 OUTSIDE: dict[str, tuple[t.Any, ...]] = {
-    "concurrency": (0, -1, 1.5, True, "4", None, NAN),
+    "concurrency": (0, -1, 1.5, True, "4", None, NAN, 10_001, 10**18),
     "poll": (0, 0.0009, MICROSECOND * 999, 3600.001, NAN, INF, "1", None, True),
     "lease": (0.999, YEAR + 1, dt.timedelta(days=366), NAN, INF, None),
-    "shutdown_timeout": (-0.001, -MICROSECOND, NAN, INF, None),
+    "shutdown_timeout": (-0.001, -MICROSECOND, NAN, INF, None, YEAR + 1, 10**400),
     "jitter": (-0.001, 1.001, NAN, INF, "0.5", True),
     "backstop": (0, -1, 2.5, NAN, True),
     "priority_ratio": (1, 0, -4, 2.5, NAN),
@@ -52,7 +53,7 @@ OUTSIDE: dict[str, tuple[t.Any, ...]] = {
 }
 
 INSIDE: dict[str, tuple[t.Any, ...]] = {
-    "concurrency": (1,),
+    "concurrency": (1, 10_000),
     "poll": (0.001, dt.timedelta(milliseconds=1), 3600, dt.timedelta(hours=1)),
     "lease": (1, dt.timedelta(seconds=1), YEAR, dt.timedelta(days=365)),
     "shutdown_timeout": (0, dt.timedelta(0), 10**6),
@@ -68,7 +69,7 @@ INSIDE: dict[str, tuple[t.Any, ...]] = {
 @pytest.mark.conformance(12)
 @pytest.mark.parametrize(("option", "value"), [(name, value) for name in OUTSIDE for value in OUTSIDE[name]])
 def test_a_worker_refuses_what_is_out_of_bounds(option: str, value: t.Any) -> None:
-    """Before it connects, with the option, the value and what is allowed in the message."""
+    """Before it connects, with the option, the value and what is allowed in the message (case 174)."""
     with pytest.raises(ConfigError) as caught:
         ready().work(**{option: value})
     assert f"{option}={value!r}: must " in str(caught.value)
@@ -108,7 +109,7 @@ CURVES = [(0, 1), (0.0009, 1), (NAN, 1), (1, NAN), (1, 0.5), (1, YEAR + 1), (YEA
 @pytest.mark.conformance(12)
 @pytest.mark.parametrize(("base", "cap"), CURVES)
 def test_a_curve_out_of_bounds_is_refused(base: t.Any, cap: t.Any) -> None:
-    """Base from 1 ms, cap from the base to 365 days."""
+    """Base from 1 ms, cap from the base to 365 days (cases 079, 174)."""
     with pytest.raises(ConfigError, match=r"backoff (base|cap)="):
         Backoff(base, cap)
 
@@ -137,7 +138,7 @@ TAKEN = [(name, value) for name, (_, _, inside) in MAKERS.items() for value in i
 @pytest.mark.conformance(3, 12)
 @pytest.mark.parametrize(("option", "value"), REFUSED)
 def test_what_is_made_with_a_wrong_option_is_refused(option: str, value: t.Any) -> None:
-    """Queues, tasks and handlers say so when they are made."""
+    """Queues, tasks and handlers say so when they are made (case 174)."""
     with pytest.raises(ConfigError) as caught:
         MAKERS[option][0](value)
     assert f"{option}={value!r}: must " in str(caught.value)
@@ -153,7 +154,7 @@ def test_what_is_made_with_a_bound_works(option: str, value: t.Any) -> None:
 @pytest.mark.conformance(12)
 @pytest.mark.parametrize("cap", [0, -1, 1.5, NAN, True])
 def test_a_cap_out_of_bounds_is_refused(cap: t.Any) -> None:
-    """A handler with room for nothing is none."""
+    """A handler with room for nothing is none (case 174)."""
     queue = ready()
     with pytest.raises(ConfigError, match=f"cap={cap!r}: must "):
 
@@ -163,12 +164,28 @@ def test_a_cap_out_of_bounds_is_refused(cap: t.Any) -> None:
 
 
 @pytest.mark.conformance(12)
-@pytest.mark.parametrize(("verb", "values"), [("jobs", (0, 1001, -1, NAN, None, True)), ("requeue_many", (0, -1, 1.5))])
+@pytest.mark.parametrize(
+    ("verb", "values"),
+    [("jobs", (0, 1001, -1, NAN, None, True, 10**12)), ("requeue_many", (0, -1, 1.5, 2**63, 10**400))],
+)
 def test_a_limit_out_of_bounds_is_refused(verb: str, values: tuple[t.Any, ...]) -> None:
-    """Before anything is sent: this queue leads nowhere."""
+    """Before anything is sent: this queue leads nowhere (cases 167, 174)."""
     for value in values:
         with pytest.raises(ConfigError, match=f"limit={value!r}: must "):
             getattr(ready(), verb)(limit=value)
+
+
+@pytest.mark.parametrize("kind", ["", "a\0", "\ud800", "x" * 201, 5, ["plain"], b"plain", Plain], ids=repr)
+def test_a_filter_by_what_is_no_kind_is_refused(kind: t.Any) -> None:
+    """Before anything is sent, so that no caller's transaction is lost by it (case 174)."""
+    queue = ready()
+    for look in (
+        lambda: queue.jobs(kind=kind),
+        lambda: queue.requeue_many(kind=kind),
+        lambda: queue.cleanup(kind=kind, finished_before=dt.datetime(2030, 1, 1, tzinfo=dt.UTC)),
+    ):
+        with pytest.raises(ConfigError, match="kind="):
+            look()
 
 
 @pytest.mark.conformance(12)
@@ -176,7 +193,7 @@ def test_a_limit_at_its_bound_works(queue: venturi.Queue) -> None:
     """1 and 1000 for pages of jobs, 1 for a requeue."""
     queue.enqueue_many([Plain()] * 3)
     assert [len(queue.jobs(limit=limit)) for limit in (1, 1000)] == [1, 3]
-    assert queue.requeue_many(limit=1) == 0
+    assert [queue.requeue_many(limit=limit) for limit in (1, 2**63 - 1)] == [0, 0]
 
 
 NAMES = [
@@ -199,7 +216,7 @@ NAMES = [
 @pytest.mark.conformance(226)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_of_a_schema_works_end_to_end(dsn: str, name: str) -> None:
-    """Enqueue, merge, batch, run, look, cancel and wake-up work, whatever the schema is called."""
+    """Enqueue, merge, batch, run, look, cancel and wake-up work, whatever the schema is called (cases 112, 149)."""
     queue = venturi.Queue(name, dsn=dsn)
     try:
         queue.migrate()
@@ -215,7 +232,7 @@ def test_any_name_of_a_schema_works_end_to_end(dsn: str, name: str) -> None:
     "name", ["", "x" * 64, "ü" * 32, "a\0b", "pg_x", "pg_catalog", "information_schema", "\ud800", 5]
 )
 def test_an_impossible_name_of_a_schema_is_refused(name: t.Any) -> None:
-    """When the queue is made, with the name in the message."""
+    """When the queue is made, with the name in the message (case 149)."""
     with pytest.raises(ConfigError, match="schema="):
         venturi.Queue(name)
 
@@ -310,11 +327,34 @@ def test_the_first_connection_setting_that_is_given_counts(
 
 
 def test_a_connection_string_that_cannot_be_read_is_named_but_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may hold a password."""
+    """It may hold a password (case 168)."""
     monkeypatch.setenv("VENTURI_DATABASE_URL", "secret:word@host")
     with pytest.raises(ConfigError, match="VENTURI_DATABASE_URL") as caught:
         venturi.Queue().enqueue(Plain())
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_an_unescaped_at_sign_in_a_password_is_refused(schema: str, dsn: str, scheme: str) -> None:
+    """Its end would be taken for a host, and be named by whatever cannot reach that (case 168)."""
+    with pytest.raises(ConfigError, match="%40") as caught:
+        venturi.Queue(dsn=f"{scheme}://me:se@cret@127.0.0.1:1/x").stats()
+    assert "cret" not in str(caught.value)
+    parts = conninfo.conninfo_to_dict(dsn)
+    query = urlencode({key: value for key, value in parts.items() if key != "dbname"} | {"application_name": "me@here"})
+    queue = venturi.Queue(schema, dsn=f"{scheme}:///{parts['dbname']}?{query}".replace("%40", "@"))
+    queue.enqueue(Plain())
+    queue.close()
+
+
+def test_a_listen_dsn_that_cannot_be_read_ends_the_worker(schema: str, dsn: str) -> None:
+    """It is not tried again and again as if the server were away, nor told (case 174)."""
+    queue = venturi.Queue(schema, dsn=dsn, listen_dsn="secret:word@host")
+    queue.handler(task=Plain)(lambda task: None)
+    with pytest.raises(ConfigError, match="listen_dsn") as caught:
+        queue.work(signals=False)
+    assert "secret" not in str(caught.value)
+    queue.close()
 
 
 def _works(queue: venturi.Queue) -> None:

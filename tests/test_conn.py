@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections.abc as cabc
 import datetime as dt
+import functools
 import json
 import typing as t
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -78,7 +80,10 @@ def schema(emptied: str) -> str:
 def test_every_verb_works_on_any_connection_and_leaves_it_as_it_was(
     queue: venturi.Queue, connect: Connect, options: dict[str, t.Any]
 ) -> None:
-    """Row factory, cursor class and autocommit are the caller's: the library neither minds nor changes them."""
+    """Row factory, cursor class and autocommit are the caller's: the library neither minds nor changes them.
+
+    Cases 039, 041.
+    """
     caller = connect(**options)
     before = _settings(caller)
     _every_verb(queue, caller)
@@ -91,7 +96,7 @@ def test_every_verb_works_on_any_connection_and_leaves_it_as_it_was(
 
 @pytest.mark.conformance(51)
 def test_adapters_of_the_caller_change_nothing(queue: venturi.Queue, connect: Connect) -> None:
-    """JSON functions and loaders that the caller registered are not used for the queue's own values."""
+    """JSON functions and loaders that the caller registered are not used for the queue's own values (case 041)."""
     caller = connect()
     set_json_loads(lambda data: ("loaded", data), caller)
     set_json_dumps(lambda value: json.dumps([value]), caller)
@@ -102,7 +107,7 @@ def test_adapters_of_the_caller_change_nothing(queue: venturi.Queue, connect: Co
 
 @pytest.mark.conformance(51)
 def test_adapters_that_the_program_registered_globally_change_nothing(queue: venturi.Queue, connect: Connect) -> None:
-    """A program may load uuids or timestamps as text everywhere; the queue's receipts stay what they are."""
+    """A program may load uuids or timestamps as text everywhere; the queue's receipts stay what they are (case 041)."""
     before = {oid: psycopg.adapters.get_loader(oid, psycopg.pq.Format.TEXT) for oid in (2950, 1184, 20)}
     try:
         for oid in before:
@@ -143,7 +148,7 @@ SESSIONS: dict[str, t.LiteralString] = {
 def test_settings_of_the_callers_session_do_not_matter(
     queue: venturi.Queue, connect: Connect, setting: t.LiteralString
 ) -> None:
-    """Dates, zones, encodings and levels of the session are the caller's own affair."""
+    """Dates, zones, encodings and levels of the session are the caller's own affair (case 088)."""
     caller = connect()
     caller.execute(setting)
     _every_verb(queue, caller)
@@ -151,7 +156,10 @@ def test_settings_of_the_callers_session_do_not_matter(
 
 @pytest.mark.parametrize("autocommit", [False, True])
 def test_a_pipeline_of_the_caller_works(queue: venturi.Queue, connect: Connect, autocommit: bool) -> None:
-    """Inside ``conn.pipeline()`` every verb does what it does outside, and keyed enqueues stay one transaction."""
+    """Inside ``conn.pipeline()`` every verb does what it does outside, and keyed enqueues stay one transaction.
+
+    Case 045.
+    """
     caller = connect(autocommit=autocommit)
     with caller.pipeline():
         _every_verb(queue, caller)
@@ -160,6 +168,29 @@ def test_a_pipeline_of_the_caller_works(queue: venturi.Queue, connect: Connect, 
         queue.enqueue(Keyed("next"), conn=caller)
     caller.commit()
     assert queue.stats().kinds["plain"].ready == 1201
+
+
+def test_an_open_cursor_of_the_caller_goes_on(queue: venturi.Queue, connect: Connect) -> None:
+    """A server-side cursor that is half read is read to its end after every verb (cases 039, 045)."""
+    caller = connect()
+    with caller.cursor("half") as cursor:
+        cursor.itersize = 3
+        cursor.execute("SELECT generate_series(1, 10)")
+        assert cursor.fetchone() == (1,)
+        _every_verb(queue, caller)
+        assert [number for (number,) in cursor] == list(range(2, 11))
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_threads_that_share_a_connection_take_turns(queue: venturi.Queue, connect: Connect, autocommit: bool) -> None:
+    """All that they enqueue on it is there with its commit, and no merge is lost between two of them (case 045)."""
+    tasks: list[object] = [task for n in range(50) for task in (Plain(str(n)), Keyed("a", 1))]
+    with connect(autocommit=autocommit) as caller, ThreadPoolExecutor(8) as pool:
+        receipts = list(pool.map(functools.partial(queue.enqueue, conn=caller), tasks))
+        assert len(queue.jobs(limit=100)) == (51 if autocommit else 0)
+    assert {job.id for job in queue.jobs(limit=100)} == {receipt.id for receipt in receipts}
+    (keyed,) = queue.jobs(kind="keyed")
+    assert keyed.payload["number"] == 50
 
 
 @pytest.mark.conformance(53)
@@ -198,7 +229,7 @@ def test_a_keyed_enqueue_in_autocommit_is_one_transaction(
 
 @pytest.mark.conformance(53)
 def test_each_enqueue_in_autocommit_is_committed_at_once(queue: venturi.Queue, connect: Connect) -> None:
-    """Without a transaction of the caller's, jobs and merges are there when the call returns."""
+    """Without a transaction of the caller's, jobs and merges are there when the call returns (case 039)."""
     caller = connect(autocommit=True)
     for task in (Plain(), Keyed("a", 1), Keyed("a", 1)):
         receipt = queue.enqueue(task, conn=caller)
@@ -227,7 +258,7 @@ def test_what_is_no_connection_is_refused(queue: venturi.Queue, conn: t.Any) -> 
 @pytest.mark.conformance(55)
 @pytest.mark.parametrize("path", ["''", "decoy", "pg_temp, decoy"])
 def test_the_search_path_does_not_matter(queue: venturi.Queue, connect: Connect, path: t.LiteralString) -> None:
-    """Tables of the same names that come first on the search_path are not touched, by no verb."""
+    """Tables of the same names that come first on the search_path are not touched, by no verb (case 147)."""
     connection = connect(autocommit=True)
     connection.execute("DROP SCHEMA IF EXISTS decoy CASCADE; CREATE SCHEMA decoy")
     for table in ("jobs", "live", "journal", "dead", "cancels", "workers"):

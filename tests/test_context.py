@@ -254,6 +254,12 @@ def test_waiting_for_a_cancellation_ends_with_its_timeout() -> None:
     assert 0.03 <= time.monotonic() - began < 1
 
 
+def test_waiting_for_no_number_is_refused() -> None:
+    """NaN is no time that could be over."""
+    with pytest.raises(venturi.ConfigError, match="timeout=nan"):
+        Cancellation(RunSignal(FAR + time.monotonic())).wait(float("nan"))
+
+
 @pytest.mark.conformance(143)
 def test_a_waiting_handler_hears_of_a_stop_at_once(queue: venturi.Queue) -> None:
     """ctx.cancelled.wait(60) returns true within 100 ms of worker.stop()."""

@@ -22,6 +22,7 @@ Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[tuple[t.Any, ...]]]
 
 INSTANTLY = dt.timedelta(0)
 LEAST = dt.timedelta(seconds=5)
+DEEP = "[" * 5000 + "]" * 5000
 
 
 @attrs.define
@@ -92,7 +93,7 @@ def test_a_decode_failure_waits_for_its_backoff_where_that_is_longer(queue: vent
 
 @pytest.mark.conformance(146)
 def test_a_worker_that_can_decode_it_later_runs_it(queue: venturi.Queue, session: Session) -> None:
-    """As if nothing had been: the failures stay counted."""
+    """As if nothing had been: the failures stay counted (case 157)."""
     ran = counting(queue)
     id_ = spoilt(queue, session, "payload")
     with working(queue):
@@ -118,9 +119,24 @@ def test_a_job_that_stays_undecodable_ends_dead_at_the_backstop(
 
 
 @pytest.mark.conformance(147)
-@pytest.mark.parametrize("payload", ["[1, 2]", "7", "null", '"text"', "true", '{"number": 1.5}'])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "[1, 2]",
+        "[]",
+        "7",
+        "null",
+        '"text"',
+        "true",
+        '{"number": 1.5}',
+        DEEP,
+        f'{{"number": {DEEP}}}',
+        f'{{"number": 1{"0" * 5000}}}',
+    ],
+    ids=lambda payload: payload[:20],
+)
 def test_odd_json_as_payload_is_one_job_s_failure(queue: venturi.Queue, session: Session, payload: str) -> None:
-    """Claims, recovery, queries and stats go on."""
+    """Claims, recovery, queries and stats go on (cases 004, 011)."""
     ran = counting(queue)
     odd, lost = queue.enqueue(Step(1)).id, queue.enqueue(Step(2)).id
     for id_ in (odd, lost):
@@ -187,7 +203,7 @@ class Keyed:
 
 @pytest.mark.conformance(155)
 def test_pauses_releases_and_merges_never_count_toward_the_backstop(queue: venturi.Queue) -> None:
-    """A backstop of 1 does not end a job that pauses, is released and is merged into."""
+    """A backstop of 1 does not end a job that pauses, is released and is merged into (case 083)."""
 
     @queue.handler
     def handle(task: Keyed, ctx: venturi.Context) -> venturi.Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc as cabc
 import datetime as dt
+import functools
 import random
 import threading
 import time
@@ -86,7 +87,7 @@ def late_commit(queue: venturi.Queue, producer: venturi.Queue, connect: Connect)
 def test_a_producer_that_commits_after_the_worker_has_parked_is_heard(
     queue: venturi.Queue, producer: venturi.Queue, connect: Connect
 ) -> None:
-    """INFLIGHT tells the worker that it may not sleep yet, so it polls until that transaction is over."""
+    """INFLIGHT tells the worker that it may not sleep yet, so it polls until that transaction is over (case 108)."""
     assert late_commit(queue, producer, connect) is not None
 
 
@@ -172,7 +173,7 @@ def play(
 def test_no_wake_up_is_lost_at_the_edge_of_sleep(
     queue: venturi.Queue, producer: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    """With workers that park in a hurry, every job of every scene runs soon after its commit."""
+    """With workers that park in a hurry, every job of every scene runs soon after its commit (case 108)."""
     monkeypatch.setattr("venturi.worker.coordinator.LINGER", 0.0)
     monkeypatch.setattr("venturi.worker.coordinator.RESTLESS", 0.0)
     delays = play(queue, producer, connect, workers=workers, seconds=2)
@@ -192,7 +193,10 @@ def test_the_random_scenes_find_a_broken_protocol(
 
 @pytest.mark.conformance(177)
 def test_busy_workers_are_not_notified(queue: venturi.Queue, producer: venturi.Queue, connect: Connect) -> None:
-    """A thousand enqueues from eight threads, while every slot is taken, send next to no notification."""
+    """A thousand enqueues from eight threads, while every slot is taken, send next to no notification.
+
+    Cases 096, 111.
+    """
     started, go = threading.Event(), threading.Event()
 
     @queue.handler
@@ -214,7 +218,10 @@ def test_busy_workers_are_not_notified(queue: venturi.Queue, producer: venturi.Q
 def test_most_commits_do_not_notify_workers_that_keep_up(
     queue: venturi.Queue, producer: venturi.Queue, connect: Connect
 ) -> None:
-    """Three workers that are idle again and again in between are notified by fewer than half of a thousand commits."""
+    """Three workers that are idle again and again in between are notified by fewer than half of a thousand commits.
+
+    Case 111.
+    """
     runs = Runs(queue)
     with (
         connect(autocommit=True) as ear,
@@ -226,6 +233,87 @@ def test_most_commits_do_not_notify_workers_that_keep_up(
         _enqueue_from_threads(producer, threads=8, each=125)
         assert heard(ear) < 500
         assert runs.delay(producer.enqueue(Ring()).id, time.monotonic()) is not None
+
+
+@venturi.task("bell.other")
+class Other:
+    pass
+
+
+@pytest.mark.conformance(177)
+def test_a_worker_of_other_kinds_is_not_notified(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect
+) -> None:
+    """Enqueues of a kind that no parked worker handles send no notification, whoever else is parked."""
+    runs = Runs(queue)
+    with connect(autocommit=True) as ear, working(queue, poll=3600):
+        parked(ear)
+        ear.execute(sql.Sql(queue.schema)(sql.LISTEN))
+        producer.enqueue(Other())
+        producer.enqueue_many([Other()] * 3)
+        assert heard(ear) == 0
+        assert runs.delay(producer.enqueue_many([Other(), Ring()])[1].id, time.monotonic()) is not None
+        assert heard(ear) > 0
+
+
+@pytest.mark.conformance(170, 77)
+def test_a_worker_of_a_former_kind_hears_of_a_merge_into_its_job(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect
+) -> None:
+    """A job of a former kind that a merge makes due is announced to those who know no other kind."""
+
+    @venturi.task("bell.former")
+    class Former:
+        def dedup_key(self) -> str:
+            return "one"
+
+    @venturi.task("bell.present", aliases=["bell.former"])
+    class Present:
+        def dedup_key(self) -> str:
+            return "one"
+
+    began = threading.Event()
+    queue.handler(task=Former)(lambda task: began.set())
+    with connect(autocommit=True) as observer:
+        queue.enqueue(Former(), delay=dt.timedelta(hours=1))
+        with working(queue, poll=3600):
+            parked(observer)
+            assert producer.enqueue(Present()).action == "replaced"
+            assert began.wait(5)
+
+
+def _noted(began: set[str]) -> t.Callable[[object], None]:
+    return lambda task: began.add(type(task).__name__)
+
+
+def test_a_worker_of_very_many_kinds_is_heard_by_each(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect
+) -> None:
+    """It parks for all kinds by a single lock, and every enqueue of any of them wakes it."""
+    began: set[str] = set()
+    kinds: list[t.Any] = [venturi.task(f"bell.{n}")(type(f"Kind{n}", (), {})) for n in range(sql.MANY_KINDS + 1)]
+    for each in kinds:
+        queue.handler(task=each)(_noted(began))
+    with connect(autocommit=True) as observer, working(queue, poll=3600):
+        parked(observer)
+        assert parked_sessions(observer) == 1
+        for n in (0, sql.MANY_KINDS):
+            parked(observer)
+            producer.enqueue(kinds[n]())
+            eventually(functools.partial(began.issuperset, [f"Kind{n}"]), what="the worker has heard of it")
+
+
+def test_a_producer_that_cannot_enter_notifies(queue: venturi.Queue, producer: venturi.Queue, connect: Connect) -> None:
+    """While some worker of the queue is about to sleep, and holds INFLIGHT, producers of any kind notify unasked."""
+    statements = sql.Sql(queue.schema)
+    with connect() as sleeper, connect(autocommit=True) as ear:
+        assert sleeper.execute(statements(sql.QUIET)).fetchall() == [(True,)]
+        ear.execute(statements(sql.LISTEN))
+        producer.enqueue(Ring())
+        assert heard(ear) == 1
+        sleeper.rollback()
+        producer.enqueue(Ring())
+        assert heard(ear) == 0
 
 
 def parked_sessions(connection: psycopg.Connection[t.Any]) -> int:

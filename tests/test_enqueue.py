@@ -89,7 +89,11 @@ def test_threads_make_no_id_twice() -> None:
 def test_an_id_that_exists_is_refused(queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch, task: t.Any) -> None:
     """Should an id ever come twice, the second job is refused and the first stays as it is."""
     first = queue.enqueue(Plain("first"))
-    monkeypatch.setattr("venturi.queue.uuid7", lambda: first.id)
+
+    def again(ticks: int, tail: int) -> int:
+        return first.id.int
+
+    monkeypatch.setattr("venturi.ids._number", again)
     with pytest.raises(psycopg.errors.UniqueViolation):
         queue.enqueue(task)
     with pytest.raises(psycopg.errors.UniqueViolation):
@@ -103,7 +107,7 @@ def test_an_id_that_exists_is_refused(queue: venturi.Queue, monkeypatch: pytest.
 def test_the_databases_clock_counts(
     queue: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch, task: t.Any, skew: int
 ) -> None:
-    """A producer whose clock is an hour off enqueues jobs for the server's now, and they run at once."""
+    """A producer whose clock is an hour off enqueues jobs for the server's now, and they run at once (case 087)."""
     now = time.time_ns
     monkeypatch.setattr("time.time_ns", lambda: now() + skew * 10**9)
     receipts = [queue.enqueue(task), queue.enqueue_many([Plain()])[0]]
@@ -169,7 +173,7 @@ WRONG: dict[str, tuple[dict[str, t.Any], type[Exception], str]] = {
 def test_wrong_options_are_refused_before_any_sql(
     queue: venturi.Queue, connect: Connect, options: dict[str, t.Any], error: type[Exception], text: str
 ) -> None:
-    """A wrong option raises and names itself, and nothing is sent: not even a transaction is begun."""
+    """A wrong option raises and names itself, and nothing is sent: not even a transaction is begun (case 089)."""
     caller = connect()
     with traced(caller) as sent:
         for task in TASKS.values():
@@ -219,7 +223,10 @@ UNSTORABLE: dict[str, tuple[t.Any, str]] = {
 def test_what_cannot_be_stored_is_refused_with_its_path(
     queue: venturi.Queue, connect: Connect, value: object, path: str
 ) -> None:
-    """The error names where in the payload it is; nothing is sent, and the caller's transaction goes on."""
+    """The error names where in the payload it is; nothing is sent, and the caller's transaction goes on.
+
+    Cases 001, 003, 007.
+    """
     caller = connect()
     with traced(caller) as sent:
         for task in (Plain(value), Keyed("a", value)):

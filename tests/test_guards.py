@@ -62,7 +62,12 @@ def taken(turn: Turn) -> set[uuid.UUID]:
 
 def end(id: uuid.UUID, outcome: JournalOutcome = "completed", *, run: int = 1, owner: uuid.UUID = ME) -> Ending:
     """One end of one run."""
-    return Ending(id, "a", run, owner, outcome)
+    return Ending(str(id), "a", run, owner, outcome)
+
+
+def left(id: uuid.UUID, *, ours: bool = False, done: bool = False) -> Unsettled:
+    """The answer for an end of run 1 that was not recorded."""
+    return Unsettled(str(id), 1, ours=ours, done=done)
 
 
 class Gated(Claiming):
@@ -119,6 +124,13 @@ def test_claim_begins_at_the_mark(rows: Rows, me: Claiming, session: Session) ->
     recent = rows.put(due=-1)
     instant = dt.datetime.now(dt.UTC).timestamp() - 30
     assert taken(take(me, session, ("a", 1), mark=instant)) == {recent}
+
+
+def test_claims_come_by_tier_and_the_oldest_first(rows: Rows, me: Claiming, session: Session) -> None:
+    """However their rows lie in the table: a lane's mark is taken from its first claim."""
+    backwards = [rows.put(tier=tier, due=due) for tier in (2, 1, 0) for due in (-1, -2, -3)]
+    turn = take(me, session, *(("a", tier) for tier in range(3)))
+    assert [claim.id for claim in turn.claims] == backwards[::-1]
 
 
 def test_claim_fills_no_more_than_the_room_and_the_count(rows: Rows, me: Claiming, session: Session) -> None:
@@ -185,7 +197,7 @@ def test_settle_ends_the_jobs_that_it_names(rows: Rows, me: Claiming, session: S
 def test_settle_refuses_an_older_run(rows: Rows, me: Claiming, session: Session, outcome: JournalOutcome) -> None:
     """A result of run 1 does nothing to run 2 of the same job in the same worker, nor is that run called its own."""
     job = rows.put(owner=ME, run=2)
-    assert me.settle(session, [end(job, outcome)]) == [Unsettled(job, 1, ours=False, done=False)]
+    assert me.settle(session, [end(job, outcome)]) == [left(job, ours=False, done=False)]
     assert rows.live() == {job: (ME, 2, 0)}
     assert rows.entries() == []
 
@@ -195,7 +207,7 @@ def test_settle_refuses_an_older_run(rows: Rows, me: Claiming, session: Session,
 def test_settle_refuses_another_owner(rows: Rows, me: Claiming, session: Session, owner: uuid.UUID | None) -> None:
     """A result does nothing to the claim of another worker, nor to a job that nobody holds."""
     job = rows.put(owner=owner, run=1)
-    assert me.settle(session, [end(job)]) == [Unsettled(job, 1, ours=False, done=False)]
+    assert me.settle(session, [end(job)]) == [left(job, ours=False, done=False)]
     assert rows.live() == {job: (owner, 1, 0)}
     assert rows.entries() == []
 
@@ -205,7 +217,7 @@ def test_recovery_refuses_a_lease_that_lasts(rows: Rows, me: Claiming, session: 
     """A claim that was renewed after the decision to recover it stays claimed, and is no business of the recovery."""
     job = rows.put(owner=OTHER, run=1, lease=60)
     ending = end(job, "recovered", owner=OTHER)
-    assert me.settle(session, [ending], expired=True) == [Unsettled(job, 1, ours=False, done=False)]
+    assert me.settle(session, [ending], expired=True) == [left(job, ours=False, done=False)]
     assert rows.live() == {job: (OTHER, 1, 0)}
 
 
@@ -222,7 +234,7 @@ def test_settle_does_not_wait_for_a_row(rows: Rows, me: Claiming, session: Sessi
     """A row that somebody locks is still ours, and is settled later; the others are settled now."""
     held, free = rows.put(owner=ME, run=1), rows.put(owner=ME, run=1)
     locked(connect(), rows, held)
-    assert me.settle(session, [end(held), end(free)]) == [Unsettled(held, 1, ours=True, done=False)]
+    assert me.settle(session, [end(held), end(free)]) == [left(held, ours=True, done=False)]
     assert rows.entries() == [(free, 0, 1)]
 
 
@@ -230,7 +242,7 @@ def test_settle_says_of_an_unknown_job_that_it_is_not_ours(rows: Rows, me: Claim
     """Another claim of this worker with the same run_count does not stand for it."""
     rows.put(owner=ME, run=1)
     gone = uuid.uuid4()
-    assert me.settle(session, [end(gone)]) == [Unsettled(gone, 1, ours=False, done=False)]
+    assert me.settle(session, [end(gone)]) == [left(gone, ours=False, done=False)]
 
 
 @pytest.mark.conformance(123)
@@ -247,7 +259,7 @@ def test_settle_knows_its_own_end_again(
     rows.run("UPDATE {schema}.journal SET worker = %s", OTHER if "worker" in same else ME)
     asked = end(uuid.uuid4() if "job" in same else job, "completed" if "outcome" in same else "paused",
                 run=2 if "run" in same else 1)  # fmt: skip
-    assert me.settle(session, [asked]) == [Unsettled(asked.id, asked.run_count, ours=False, done=done)]
+    assert me.settle(session, [asked]) == [Unsettled(asked.key, asked.run_count, ours=False, done=done)]
 
 
 @pytest.mark.conformance(131)
@@ -278,7 +290,7 @@ def test_settle_writes_nothing_of_a_row_that_changed_meanwhile(
     ending = end(job, outcome, owner=OTHER)
     change = "UPDATE {schema}.live SET lease_until = lease_until + interval '1 s'"
     unsettled = rows.meanwhile(lambda: slow.recover(session, ending), lambda: rows.run(change))
-    assert unsettled == [Unsettled(job, 1, ours=True, done=False)]
+    assert unsettled == [left(job, ours=True, done=False)]
     assert rows.live() == {job: (OTHER, 1, 0)}
     assert rows.entries() == []
     assert rows.ids("dead") == set()
@@ -313,14 +325,15 @@ def test_renewal_refuses_what_is_not_its_claim(
     """Another owner's claim, or a newer run, keeps its lease, and is not ours."""
     job = rows.put(owner=owner, run=number)
     before = rows.run("SELECT lease_until FROM {schema}.live")
-    assert me.renew(session, [(job, 1)]) == [(job, False, False)]
+    assert me.renew(session, [(str(job), 1)]) == [(str(job), False, False)]
     assert rows.run("SELECT lease_until FROM {schema}.live") == before
 
 
 def test_renewal_renews_the_jobs_that_it_names(rows: Rows, me: Claiming, session: Session) -> None:
     """Another claim of this worker keeps its lease, and one that is gone is not ours."""
     other, job, gone = rows.put(owner=ME, run=1, lease=-5), rows.put(owner=ME, run=1, lease=-5), uuid.uuid4()
-    assert set(me.renew(session, [(job, 1), (gone, 1)])) == {(job, True, True), (gone, False, False)}
+    named = [(str(job), 1), (str(gone), 1)]
+    assert set(me.renew(session, named)) == {(str(job), True, True), (str(gone), False, False)}
     query = "SELECT id FROM {schema}.live WHERE lease_until < statement_timestamp()"
     assert rows.run(query) == [(other,)]
 
@@ -329,7 +342,7 @@ def test_renewal_does_not_wait_for_a_row(rows: Rows, me: Claiming, session: Sess
     """A row that somebody locks is still ours, and renewed next time."""
     job = rows.put(owner=ME, run=1)
     locked(connect(), rows, job)
-    assert me.renew(session, [(job, 1)]) == [(job, False, True)]
+    assert me.renew(session, [(str(job), 1)]) == [(str(job), False, True)]
 
 
 # --- Recovery
@@ -343,7 +356,8 @@ def test_only_claims_whose_lease_is_over_are_lost(rows: Rows, me: Claiming, sess
     rows.put()
     lost = [rows.put(kind, tier=tier, owner=OTHER, run=1, lease=-lease) for kind, tier, lease in
             (("a", 1, 10), ("b", 0, 30), ("a", 2, 20), ("b", 1, 40))]  # fmt: skip
-    assert [claim.id for claim in me.expired(session, everywhere=everywhere)] == [lost[3], lost[1], lost[2], lost[0]]
+    found = [uuid.UUID(claim.key) for claim in me.expired(session, everywhere=everywhere)]
+    assert found == [lost[3], lost[1], lost[2], lost[0]]
 
 
 @pytest.mark.conformance(169)
@@ -352,7 +366,8 @@ def test_a_request_to_cancel_counts_for_its_job_and_run(rows: Rows, me: Claiming
     asked, later, other = (rows.put(owner=OTHER, run=2, lease=-60) for _ in range(3))
     for job, number in ((asked, 1), (later, 3)):
         rows.run("INSERT INTO {schema}.cancels VALUES (%s, %s, statement_timestamp())", job, number)
-    assert {claim.id: claim.cancel for claim in me.expired(session)} == {asked: True, later: False, other: False}
+    found = {uuid.UUID(claim.key): claim.cancel for claim in me.expired(session)}
+    assert found == {asked: True, later: False, other: False}
 
 
 @pytest.mark.conformance(166)
@@ -390,8 +405,8 @@ def test_strays_are_the_own_claims_that_are_not_known(rows: Rows, me: Claiming, 
     rows.put(owner=OTHER, run=1)
     rows.put("other", owner=ME, run=1)
     rows.put(owner=ME, run=1, tier=2)
-    found = me.strays(session, ["a"], [1], [(known, 1), (rerun, 1)])
-    assert {(ending.id, ending.run_count, ending.outcome) for ending in found} == {
+    found = me.strays(session, ["a"], [1], [(str(known), 1), (str(rerun), 1)])
+    assert {(uuid.UUID(ending.key), ending.run_count, ending.outcome) for ending in found} == {
         (unheard, 1, "released"),
         (rerun, 2, "released"),
     }

@@ -180,8 +180,8 @@ def test_a_worker_is_told_of_its_own_jobs_and_claims_stay(rows: Rows, worker: Cl
     """Requests for other jobs are left to other workers, and for claimed ones nothing is done yet."""
     mine, other = rows.put(owner=OTHER, run=1), rows.put(owner=OTHER, run=1)
     request(rows, mine, other)
-    assert worker.cancels(session, [mine]) == [(mine, 1)]
-    assert worker.cancels(session, [other]) == [(other, 1)]
+    assert worker.cancels(session, [str(mine)]) == [(str(mine), 1)]
+    assert worker.cancels(session, [str(other)]) == [(str(other), 1)]
     assert set(rows.live()) == {mine, other}
 
 
@@ -189,7 +189,7 @@ def test_what_went_back_after_a_request_is_cancelled(rows: Rows, worker: Claimin
     """It alone: a pending job that nobody asked about stays; the request is done with, as are those of ended jobs."""
     asked, other, gone = rows.put(run=1), rows.put(run=1), rows.end(0)
     request(rows, asked, gone)
-    assert worker.cancels(session, [asked, gone]) == []
+    assert worker.cancels(session, [str(asked), str(gone)]) == []
     assert set(rows.live()) == {other}
     assert [(job, outcome) for job, outcome, _ in rows.entries()] == [(gone, 0), (asked, 7)]
     assert rows.run("SELECT job_id FROM {schema}.cancels") == []
@@ -201,7 +201,7 @@ def test_requests_do_not_wait_for_a_row(rows: Rows, worker: Claiming, session: S
     request(rows, job)
     holder = connect()
     locked(holder, rows, job)
-    assert worker.cancels(session, [job]) == [(job, 1)]
+    assert worker.cancels(session, [str(job)]) == [(str(job), 1)]
     holder.rollback()
     worker.cancels(session, [])
     assert rows.entries() == [(job, 7, 1)]

@@ -143,7 +143,10 @@ def test_a_merge_goes_by_the_row_as_it_is_after_the_wait(
 
 @pytest.mark.conformance(59)
 def test_a_repeatable_read_caller_gets_the_serialization_failure(queue: venturi.Queue, connect: Connect) -> None:
-    """A candidate that changed since the caller's snapshot gives psycopg's error, neither hidden nor retried."""
+    """A candidate that changed since the caller's snapshot gives psycopg's error, neither hidden nor retried.
+
+    Case 043.
+    """
     queue.enqueue(Keyed("a", 1))
     caller = connect()
     caller.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -171,7 +174,10 @@ def test_a_repeatable_read_caller_leaves_a_sibling_of_what_it_cannot_see(
 
 @pytest.mark.conformance(59)
 def test_the_queues_own_connections_read_committed(dsn: str, schema: str, connect: Connect) -> None:
-    """Whatever the role or the connection string asks for, the library's own sessions do not fail to serialize."""
+    """Whatever the role or the connection string asks for, the library's own sessions do not fail to serialize.
+
+    Case 043.
+    """
     strict = "-c default_transaction_isolation=serializable -c default_transaction_read_only=on"
     queue = venturi.Queue(schema, dsn=conninfo.make_conninfo(dsn, options=strict))
 
@@ -185,6 +191,29 @@ def test_the_queues_own_connections_read_committed(dsn: str, schema: str, connec
     with working(queue):
         assert ended(queue, receipts[0].id).payload["number"] == 40
     queue.close()
+
+
+def test_a_deadlock_of_two_callers_reaches_one_of_them(
+    queue: venturi.Queue, connect: Connect, aside: ThreadPoolExecutor
+) -> None:
+    """Keys taken one by one in opposite orders: psycopg's error for one, unchanged; the other goes on (case 051)."""
+    one, other = connect(), connect()
+    queue.enqueue(Keyed("a"), conn=one)
+    queue.enqueue(Keyed("b"), conn=other)
+    waiting = aside.submit(queue.enqueue, Keyed("b"), conn=one)
+    blocked(connect, waiting)
+    try:
+        queue.enqueue(Keyed("a"), conn=other)
+    except psycopg.errors.DeadlockDetected:
+        other.rollback()
+        waiting.result(5)
+        one.commit()
+    else:
+        with pytest.raises(psycopg.errors.DeadlockDetected):
+            waiting.result(5)
+        one.rollback()
+        other.commit()
+    assert sorted(job.dedup_key or "" for job in queue.jobs()) == ["a", "b"]
 
 
 def blocked(connect: Connect, waiting: Future[t.Any]) -> None:

@@ -57,7 +57,7 @@ def test_retried_dead_and_recovered_are_the_failures(
     id_ = queue.enqueue(Step()).id
     worker = claiming(queue.schema)
     (taken,) = claim(worker, session, "journal.step")
-    assert worker.settle(session, [Ending(taken.id, taken.kind, taken.run_count, worker.owner, outcome)]) == []
+    assert worker.settle(session, [Ending(taken.key, taken.kind, taken.run_count, worker.owner, outcome)]) == []
     failures = int(outcome in ("retried", "dead", "recovered"))
     (entry,) = queue.journal(id_)
     job = queue.job(id_)

@@ -52,7 +52,7 @@ def nowhere() -> venturi.Queue:
 
 @pytest.mark.conformance(18)
 def test_a_second_handler_of_a_kind_or_alias_is_refused(nowhere: venturi.Queue) -> None:
-    """Both are named, when the second is decorated or when a worker starts."""
+    """Both are named, when the second is decorated or when a worker starts (case 030)."""
 
     @venturi.task("mail.renamed", aliases=["mail.welcome"])
     class Renamed:
@@ -74,7 +74,7 @@ def test_a_second_handler_of_a_kind_or_alias_is_refused(nowhere: venturi.Queue) 
 
 @pytest.mark.conformance(18)
 def test_a_second_handler_by_annotation_is_refused_at_the_start(nowhere: venturi.Queue) -> None:
-    """Postponed annotations are compared when they are resolved."""
+    """Postponed annotations are compared when they are resolved (case 030)."""
 
     @nowhere.handler
     def first(task: Welcome) -> None: ...
@@ -88,7 +88,7 @@ def test_a_second_handler_by_annotation_is_refused_at_the_start(nowhere: venturi
 
 @pytest.mark.conformance(18)
 def test_the_same_function_again_and_another_queue_are_fine(nowhere: venturi.Queue) -> None:
-    """Registering twice is registering once; queues do not know of each other."""
+    """Registering twice is registering once; queues do not know of each other (case 030)."""
     other = venturi.Queue("billing", dsn=NOWHERE)
     method = Methods().bound
     for queue in (nowhere, nowhere, other):
@@ -118,7 +118,7 @@ def test_a_second_task_class_of_a_kind_is_refused(queue: venturi.Queue) -> None:
 
 @pytest.mark.conformance(18)
 def test_one_file_imported_under_two_names_is_told(queue: venturi.Queue) -> None:
-    """The classes look alike, so that the error says what may have happened."""
+    """The classes look alike, so that the error says what may have happened (case 031)."""
     source = "import venturi\n@venturi.task('twice')\nclass Twice: pass\n"
     modules: list[dict[str, t.Any]] = [{"__name__": "tasks"}, {"__name__": "app.tasks"}]
     for module in modules:
@@ -126,6 +126,18 @@ def test_one_file_imported_under_two_names_is_told(queue: venturi.Queue) -> None
     queue.enqueue(modules[0]["Twice"]())
     with pytest.raises(DuplicateKindError, match=r"tasks\.Twice and app\.tasks\.Twice.*imported under two names"):
         queue.enqueue(modules[1]["Twice"]())
+
+
+@pytest.mark.conformance(18)
+def test_handlers_of_one_file_imported_under_two_names_are_told(nowhere: venturi.Queue) -> None:
+    """A file that runs as __main__ and is imported too meets its own handlers, and hears what is wrong (case 031)."""
+    source = "def welcome(task: Welcome) -> None: ...\n"
+    modules: list[dict[str, t.Any]] = [{"__name__": name, "Welcome": Welcome} for name in ("__main__", "app.handlers")]
+    for module in modules:
+        exec(source, module)
+        nowhere.handler(module["welcome"])
+    with pytest.raises(DuplicateKindError, match=r"__main__\.welcome and app\.handlers\.welcome.*under two names"):
+        binding(nowhere)
 
 
 @pytest.mark.conformance(19)
@@ -140,7 +152,7 @@ def test_an_unknown_kind_is_named(nowhere: venturi.Queue) -> None:
 
 @pytest.mark.conformance(20)
 def test_a_worker_claims_only_the_kinds_of_its_own_queues_handlers(queue: venturi.Queue, dsn: str) -> None:
-    """A kind that only another queue's handlers know stays pending."""
+    """A kind that only another queue's handlers know stays pending (case 155)."""
     other = venturi.Queue("billing", dsn=dsn)
     other.handler(task=Feed)(lambda task: None)
     queue.handler(task=Welcome)(lambda task: None)
@@ -156,7 +168,10 @@ def test_a_worker_claims_only_the_kinds_of_its_own_queues_handlers(queue: ventur
 
 @pytest.mark.conformance(25)
 def test_payloads_of_other_versions_of_the_code_run(queue: venturi.Queue, dsn: str) -> None:
-    """A newer producer's extra field is ignored, an older one's missing field has its default or fails the run."""
+    """A newer producer's extra field is ignored, an older one's missing field has its default or fails the run.
+
+    Case 157.
+    """
 
     @venturi.task("versioned")
     class Newer:

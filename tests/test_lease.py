@@ -93,7 +93,10 @@ CREATE TRIGGER note AFTER UPDATE ON {0}.live REFERENCING OLD TABLE AS old_rows N
 
 @pytest.mark.conformance(157, 158)
 def test_claims_are_renewed_for_as_long_as_their_handlers_live(queue: venturi.Queue, session: Session) -> None:
-    """All claims by one statement of the maintainer each third of a lease, also while the worker drains."""
+    """All claims by one statement of the maintainer each third of a lease, also while the worker drains.
+
+    Cases 062, 067.
+    """
     schema = sql.Identifier(queue.schema)
     session.execute(sql.SQL(_AUDIT).format(schema))
     gate = Gate(queue)
@@ -130,10 +133,10 @@ def test_a_renewal_of_another_epoch_changes_nothing(queue: venturi.Queue, sessio
     worker, stranger = claiming(queue.schema, lease=100), claiming(queue.schema, lease=999)
     (taken,) = claim(worker, session, "lease.step")
     before = queue.job(id_)
-    assert worker.renew(session, [(id_, taken.run_count - 1)]) == [(id_, False, False)]
-    assert stranger.renew(session, [(id_, taken.run_count)]) == [(id_, False, False)]
+    assert worker.renew(session, [(taken.key, taken.run_count - 1)]) == [(taken.key, False, False)]
+    assert stranger.renew(session, [(taken.key, taken.run_count)]) == [(taken.key, False, False)]
     assert queue.job(id_) == before
-    assert worker.renew(session, [(id_, taken.run_count)]) == [(id_, True, True)]
+    assert worker.renew(session, [(taken.key, taken.run_count)]) == [(taken.key, True, True)]
 
 
 @pytest.mark.conformance(261)
@@ -146,8 +149,8 @@ def test_a_renewal_passes_over_a_locked_row(queue: venturi.Queue, session: Sessi
         sql.SQL("SELECT FROM {}.live WHERE id = %s FOR UPDATE").format(sql.Identifier(queue.schema)), (locked,)
     )
     session.execute("SET lock_timeout = '1s'")
-    answers = worker.renew(session, [(locked, 1), (free, 1)])
-    assert sorted(answers) == sorted([(locked, False, True), (free, True, True)])
+    answers = worker.renew(session, [(str(locked), 1), (str(free), 1)])
+    assert sorted(answers) == sorted([(str(locked), False, True), (str(free), True, True)])
 
 
 @pytest.mark.conformance(159)
@@ -230,7 +233,10 @@ def test_a_run_past_its_timeout_that_raises_is_a_failure(queue: venturi.Queue) -
 def test_a_handler_that_ignores_its_timeout_loses_its_job_but_not_its_slot(
     queue: venturi.Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is recovered as a failure within 4/3 of a lease; the slot stays busy; the late result is refused."""
+    """It is recovered as a failure within 4/3 of a lease; the slot stays busy; the late result is refused.
+
+    Case 025.
+    """
     gate = Gate(queue, Brief)
     queue.handler(task=Step)(lambda task: None)
     id_ = queue.enqueue(Brief()).id
@@ -296,5 +302,5 @@ def test_an_expired_claim_can_still_be_renewed_by_its_owner(queue: venturi.Queue
     worker = claiming(queue.schema)
     claim(worker, session, "lease.step")
     expire(session, queue.schema, id_)
-    assert worker.renew(session, [(id_, 1)]) == [(id_, True, True)]
+    assert worker.renew(session, [(str(id_), 1)]) == [(str(id_), True, True)]
     assert worker.expired(session) == []

@@ -18,6 +18,7 @@ from fixtures.waiting import eventually
 from fixtures.work import parked, working
 
 import venturi
+from venturi.store.sql import Sql
 from venturi.worker import listener
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
@@ -83,7 +84,7 @@ def observer(connect: Connect) -> psycopg.Connection[t.Any]:
 def test_a_listener_that_was_killed_is_back_within_two_seconds(
     queue: venturi.Queue, producer: venturi.Queue, began: Began, observer: psycopg.Connection[t.Any]
 ) -> None:
-    """And an enqueue after that wakes the worker within 250 ms."""
+    """And an enqueue after that wakes the worker within 250 ms (case 104)."""
     with working(queue, poll=60):
         parked(observer)
         (pid,) = listeners(observer)
@@ -152,7 +153,10 @@ def closed_door() -> cabc.Iterator[tuple[str, list[float]]]:
 def test_a_listener_that_cannot_connect_keeps_trying_ever_more_slowly(
     schema: str, dsn: str, closed_door: tuple[str, list[float]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """100 ms doubling, undisturbed by hundreds of handlers that end meanwhile, and with one line in the log."""
+    """100 ms doubling, undisturbed by hundreds of handlers that end meanwhile, and with one line in the log.
+
+    Case 107.
+    """
     door, calls = closed_door
     queue = venturi.Queue(schema, dsn=dsn, listen_dsn=door)
     Began(queue)
@@ -166,3 +170,48 @@ def test_a_listener_that_cannot_connect_keeps_trying_ever_more_slowly(
     assert 4 <= len(calls) <= 6
     assert all(0.09 * 2**n < gap < 0.1 * 2**n + 0.1 for n, gap in enumerate(gaps)), gaps
     assert [record.levelname for record in caplog.records if record.levelno >= logging.INFO] == ["WARNING"]
+
+
+def test_a_listener_keeps_nothing_waiting_in_the_servers_queue(
+    queue: venturi.Queue, producer: venturi.Queue, began: Began, observer: psycopg.Connection[t.Any]
+) -> None:
+    """It reads outside of any transaction, and a flood of notifications is one call to look up (case 110)."""
+    with working(queue, poll=60):
+        parked(observer)
+        (pid,) = listeners(observer)
+        flood = "SELECT count(pg_notify(%s, repeat('x', 50) || n)) FROM generate_series(1, 50000) n"
+        observer.execute(flood, [Sql(queue.schema).channel])
+        full = float(observer.execute("SELECT pg_notification_queue_usage()").fetchall()[0][0])
+
+        def drained() -> bool:
+            observer.execute(flood.replace("50000", "1"), [Sql(queue.schema).channel])
+            return float(observer.execute("SELECT pg_notification_queue_usage()").fetchall()[0][0]) < full / 10
+
+        eventually(drained, what="the server's queue of notifications is read")
+        state = "SELECT state, xact_start, backend_xmin FROM pg_stat_activity WHERE pid = %s"
+        eventually(lambda: observer.execute(state, [pid]).fetchone() == ("idle", None, None))
+        sent = time.monotonic()
+        assert began.wait(producer.enqueue(Ping()).id) - sent < 0.5
+
+
+@pytest.mark.parametrize("state", ["parked", "busy", "away"])
+def test_a_worker_does_not_wait_for_its_listener_when_it_stops(
+    schema: str, dsn: str, closed_door: tuple[str, list[float]], observer: psycopg.Connection[t.Any], state: str
+) -> None:
+    """Whether that waits for notifications, hears them all the time, or is about to connect again (cases 104, 115)."""
+    queue = venturi.Queue(schema, dsn=dsn, listen_dsn=closed_door[0] if state == "away" else None)
+    Began(queue)
+    with working(queue, poll=3600) as worker:
+        if state == "away":
+            eventually(lambda: len(closed_door[1]) >= 4, what="the listener has tried to connect")
+        else:
+            parked(observer)
+        if state == "busy":
+            observer.execute(
+                "SELECT count(pg_notify(%s, n::text)) FROM generate_series(1, 5000) n", [Sql(schema).channel]
+            )
+        since = time.monotonic()
+        worker.stop()
+        assert worker.join(5) == venturi.Report(0)
+        assert time.monotonic() - since < 1
+    queue.close()

@@ -111,6 +111,7 @@ def test_claims_and_settles_are_logged_with_job_kind_run_and_worker(
             assert "secret" in record.getMessage()
             expected = {"job": str(job), "kind": "secret", "run": 1, "worker": str(worker.id)}
             assert {name: getattr(record, name) for name in expected} == expected
+            assert record.module == "coordinator"
 
 
 @pytest.mark.conformance(224)
@@ -164,7 +165,7 @@ def test_nothing_that_is_logged_or_shown_holds_a_secret(
     records: list[logging.LogRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not payload, carry, password or connection string: not in records of runs and outages, nor errors, nor reprs."""
+    """Not payload, carry, password or connection string: not in records, errors or reprs (case 168)."""
     monkeypatch.setattr("venturi.store.connections.POOL_SECONDS", 0.3)
     shown = list[object]()
     with working(secretive) as worker:
@@ -200,9 +201,88 @@ def handler(task: Secret) -> None:
     pass
 
 
+UNREACHABLE = [
+    f"postgresql://user:{PASSWORD}@127.0.0.1:1/x",
+    f"host=127.0.0.1 port=1 user=user password='{PASSWORD} {PASSWORD}'",
+    f"postgresql://user@127.0.0.1:1/x?password={PASSWORD}",
+    f"postgresql://user:p@{PASSWORD}@127.0.0.1:1/x",
+    f"postgresql://user:p@{PASSWORD}/x@127.0.0.1:1/x",
+    f"postgresql://user:{PASSWORD}/x@127.0.0.1:1/x",
+    f"postgresql://user:{PASSWORD}%zz@127.0.0.1:1/x",
+]
+
+
+@pytest.mark.parametrize("url", UNREACHABLE)
+def test_a_pool_that_cannot_connect_tells_no_password(
+    url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the logger of psycopg's pool nor the error says a part of one, well written or not (case 168)."""
+    monkeypatch.setattr("venturi.store.connections.POOL_SECONDS", 0.2)
+    caplog.set_level(logging.DEBUG)
+    queue = venturi.Queue(dsn=url)
+    with pytest.raises((psycopg.OperationalError, venturi.ConfigError)) as raised:
+        queue.stats()
+    queue.close()
+    assert bool(caplog.records) is isinstance(raised.value, psycopg.Error)
+    assert PASSWORD not in caplog.text + str(raised.value) + repr(raised.value)
+
+
+def test_the_servers_detail_stays_out_of_logs_and_notes(
+    queue: venturi.Queue, schema: str, connect: Connect, records: list[logging.LogRecord]
+) -> None:
+    """An error of the database is noted without the values of rows, which only its traceback has (case 168)."""
+    connection = connect(autocommit=True)
+    connection.execute(on(schema, "CREATE TABLE {schema}.unique_mail (mail text PRIMARY KEY)"))
+
+    @queue.handler
+    def handle(task: Secret) -> None:
+        for _ in range(2):
+            connection.execute(on(schema, "INSERT INTO {schema}.unique_mail VALUES (%s)"), [SECRET])
+
+    with working(queue):
+        (entry,) = until(queue, queue.enqueue(Secret()).id, "retried")
+    connection.execute(on(schema, "DROP TABLE {schema}.unique_mail"))
+    assert entry.note == 'UniqueViolation: duplicate key value violates unique constraint "unique_mail_pkey"'
+    assert f"DETAIL:  Key (mail)=({SECRET})" in (entry.traceback or "")
+    assert [record for record in records if SECRET in repr(vars(record))] == []
+    assert SECRET not in repr(entry)
+
+
+class Faulty(logging.Handler):
+    """Raises at every record, which it counts."""
+
+    seen = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen += 1
+        raise RuntimeError("a faulty handler")
+
+
+def test_log_handlers_that_raise_change_nothing(
+    secretive: venturi.Queue, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """Jobs are merged, run, retried and given up as ever; what was raised goes to stderr (cases 125, 173)."""
+    faulty, logger = Faulty(), logging.getLogger("venturi")
+    logger.addHandler(faulty)
+    request.addfinalizer(lambda: logger.removeHandler(faulty))
+    logger.setLevel(logging.DEBUG)
+    request.addfinalizer(lambda: logger.setLevel(logging.NOTSET))
+    merged = secretive.enqueue(Secret(key="k")).id
+    secretive.enqueue(Secret(key="k"))
+    with working(secretive) as worker:
+        failing, dying = (receipt.id for receipt in secretive.enqueue_many([Secret("fail"), Secret("die")]))
+        ended(secretive, merged)
+        until(secretive, failing, "retried")
+        ended(secretive, dying, "dead")
+        worker.stop()
+        assert worker.join(5) == venturi.Report(3)
+    assert faulty.seen > 6
+    assert "a faulty handler" in capfd.readouterr().err
+
+
 @pytest.mark.conformance(224)
 def test_a_task_that_cannot_be_stored_is_not_quoted(secretive: venturi.Queue) -> None:
-    """The error names the path."""
+    """The error names the path (case 168)."""
     with pytest.raises(venturi.PayloadError) as error:
         secretive.enqueue(Secret(text=SECRET + "\ud800"))
     assert "text" in str(error.value)
@@ -211,7 +291,7 @@ def test_a_task_that_cannot_be_stored_is_not_quoted(secretive: venturi.Queue) ->
 
 @pytest.mark.conformance(225)
 def test_a_thousand_good_jobs_log_nothing_at_warning(queue: venturi.Queue, records: list[logging.LogRecord]) -> None:
-    """Nor is anything said that is not asked for, at the default level."""
+    """Nor is anything said that is not asked for, at the default level (case 173)."""
     done = threading.Semaphore(0)
 
     @queue.handler
@@ -228,7 +308,7 @@ def test_a_thousand_good_jobs_log_nothing_at_warning(queue: venturi.Queue, recor
 
 @pytest.mark.conformance(225)
 def test_the_library_sets_no_level_and_adds_no_handler(program: Programs) -> None:
-    """Whatever it is used for, logging is the program's own business."""
+    """Whatever it is used for, logging is the program's own business (case 173)."""
     script = program(
         """
         import logging

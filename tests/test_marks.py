@@ -36,7 +36,7 @@ def nothing(task: object) -> None:
 
 def claim(kind: str, priority: Priority = Priority.NORMAL, eligible: float = 0.0) -> Claim:
     """A claim of the kind, at the instant 100."""
-    return Claim(uuid.uuid4(), kind, priority, 1, 0, None, eligible, 100.0 - eligible, "{}", None)
+    return Claim(str(uuid.uuid4()), kind, priority, 1, 0, None, eligible, 100.0 - eligible, "{}", None)
 
 
 def lanes(slots: int, cap: int | None = None) -> Lanes:
@@ -96,7 +96,7 @@ def test_a_batch_moves_the_mark_of_its_lane_to_its_oldest_job() -> None:
     """What the batch took later than its oldest job is no reason to pass over anything in between."""
     worker = lanes(slots=8)
     worker.ask(0.0)
-    worker.claimed([claim("marks.feed", eligible=70.0), claim("marks.feed", eligible=50.0)])
+    worker.claimed([claim("marks.feed", eligible=50.0), claim("marks.feed", eligible=70.0)])
     ask = worker.ask(0.1)
     assert ask is not None
     marks = dict(zip(zip(ask.kinds, ask.tiers, strict=True), ask.marks, strict=True))
@@ -138,7 +138,7 @@ def test_the_lanes_of_a_kind_at_its_cap_are_closed() -> None:
     worker = lanes(slots=8, cap=1)
     worker.claimed([claim("marks.mail")])
     assert set(worker.open()[0]) == {"marks.feed"}
-    worker.ended("marks.mail")
+    worker.ended(["marks.mail"])
     assert set(worker.open()[0]) == {"marks.mail", "marks.letter", "marks.feed"}
 
 

@@ -40,6 +40,8 @@ class Counter:
         return t.cast("venturi.Merge[Counter]", DECISIONS[self.decision](total))
 
 
+DEEP = f'{{"key": "a", "number": {"[" * 5000 + "]" * 5000}}}'
+
 DECISIONS: dict[str, cabc.Callable[[Counter], t.Any]] = {
     "combine": lambda total: venturi.Combine(total),
     "text": lambda total: "replace",
@@ -72,7 +74,7 @@ def schema(emptied: str) -> str:
 @pytest.mark.conformance(83)
 @pytest.mark.parametrize("first", [True, False], ids=["new key", "pending key"])
 def test_a_storm_of_producers_leaves_one_job(queue: venturi.Queue, first: bool) -> None:
-    """32 threads that enqueue one key at once leave one pending job, and an entry for every merge."""
+    """32 threads that enqueue one key at once leave one pending job, and an entry for every merge (case 053)."""
     if not first:
         queue.enqueue(Replaced("a", 99))
     receipts = _storm(lambda n: queue.enqueue(Replaced("a", n)))
@@ -149,14 +151,18 @@ def test_merges_and_claims_at_once_lose_no_increment(queue: venturi.Queue) -> No
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        *(("payload", value) for value in ('"text"', "[]", "null", "{}", '{"key": "a", "number": "ten"}', "17")),
+        *(("payload", value) for value in ('"text"', "[]", "null", "{}", '{"key": "a", "number": "ten"}', "17", DEEP)),
         *(("carry", value) for value in ('"text"', "[]", "17", "true")),
     ],
+    ids=lambda text: text[:20],
 )
 def test_a_candidate_that_cannot_be_decoded_is_passed_over(
     queue: venturi.Queue, connect: Connect, caplog: pytest.LogCaptureFixture, column: str, value: str
 ) -> None:
-    """The next oldest is tried, with none left the task is inserted, and the log names the one passed over."""
+    """The next oldest is tried, with none left the task is inserted, and the log names the one passed over.
+
+    Cases 004, 055, 157.
+    """
     broken = queue.enqueue(Counter("a"))
     _set(connect, queue, "jobs" if column == "payload" else "live", column, value)
     with caplog.at_level(logging.WARNING, "venturi"):
@@ -271,7 +277,10 @@ def test_other_keys_and_no_keys_never_wait(queue: venturi.Queue, connect: Connec
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [20_000, 500])
 def test_twenty_thousand_keys_in_one_transaction_succeed(queue: venturi.Queue, connect: Connect, size: int) -> None:
-    """In one batch or in many, and twice over: the server's lock table, which all share, is not exhausted."""
+    """In one batch or in many, and twice over: the server's lock table, which all share, is not exhausted.
+
+    Case 165.
+    """
     tasks = [Replaced(str(n), n) for n in range(20_000)]
     with connect() as caller:
         for action in ("inserted", "replaced"):

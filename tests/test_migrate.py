@@ -203,7 +203,7 @@ def test_migrate_makes_everything_inside_the_schema(dsn: str, connection: psycop
 
 @pytest.mark.conformance(230)
 def test_a_second_call_changes_nothing(dsn: str, connection: psycopg.Connection, fresh: str) -> None:
-    """A schema that is up to date is only read: the call takes no transaction id."""
+    """A schema that is up to date is only read: the call takes no transaction id (case 150)."""
     migrate.migrate(dsn, fresh)
     before = catalog(connection, fresh)
     read_only = make_conninfo(dsn, options="-c default_transaction_read_only=on")
@@ -237,7 +237,7 @@ def test_a_url_reaches_the_same_database(dsn: str, fresh: str) -> None:
 def test_any_name_of_a_schema_works(
     dsn: str, connection: psycopg.Connection, named: Callable[[str], str], name: str
 ) -> None:
-    """Names are quoted wherever they appear, in what is run and in what is printed."""
+    """Names are quoted wherever they appear, in what is run and in what is printed (case 149)."""
     schema = named(name)
     assert migrate.migrate(dsn, schema) == NAMES
     migrate.check(connection, schema)
@@ -265,7 +265,7 @@ def test_an_impossible_name_of_a_schema_is_refused(name: t.Any) -> None:
 def test_two_schemas_of_one_database_are_independent(
     dsn: str, connection: psycopg.Connection, named: Callable[[str], str]
 ) -> None:
-    """Each has its own records; dropping one leaves the other as it is."""
+    """Each has its own records; dropping one leaves the other as it is (case 141)."""
     first, second = named(f"first {uuid.uuid4().hex}"), named(f"second {uuid.uuid4().hex}")
     migrate.migrate(dsn, first)
     assert migrate.status(dsn, second).version is None
@@ -281,7 +281,7 @@ def test_two_schemas_of_one_database_are_independent(
 def test_eight_processes_apply_each_migration_once(
     dsn: str, connection: psycopg.Connection, fresh: str, folder: Path
 ) -> None:
-    """All of them succeed, and what one applied no other applies again."""
+    """All of them succeed, and what one applied no other applies again (case 141)."""
     names = [*NAMES, following(folder, "CREATE TABLE {schema}.more (id int PRIMARY KEY);")]
     with concurrent.futures.ProcessPoolExecutor(8, mp_context=SPAWN) as pool, contextlib.ExitStack() as stack:
         stack.enter_context(migrating(dsn, fresh))
@@ -296,7 +296,10 @@ def test_eight_processes_apply_each_migration_once(
 def test_a_process_killed_in_a_migration_leaves_neither_its_lock_nor_half_a_schema(
     dsn: str, fresh: str, folder: Path
 ) -> None:
-    """The lock ends with its holder, and what it had begun is undone; the next call makes the schema."""
+    """The lock ends with its holder, and what it had begun is undone; the next call makes the schema.
+
+    Cases 141, 143.
+    """
     first = folder / FILES[0].name
     text = first.read_text()
     first.write_text(f"{text}SELECT pg_advisory_xact_lock({GATE});\n")
@@ -309,7 +312,7 @@ def test_a_process_killed_in_a_migration_leaves_neither_its_lock_nor_half_a_sche
 def test_a_process_killed_between_a_migration_and_its_record_leaves_neither(
     dsn: str, connection: psycopg.Connection, fresh: str, folder: Path
 ) -> None:
-    """The two are one transaction: the version before it stays, and the next call applies it again."""
+    """The two are one transaction: the version before it stays, and the next call applies it again (case 143)."""
     migrate.migrate(dsn, fresh)
     name = following(
         folder,
@@ -329,7 +332,10 @@ def test_a_process_killed_between_a_migration_and_its_record_leaves_neither(
 def test_a_migration_that_fails_leaves_the_version_before_it(
     dsn: str, connection: psycopg.Connection, fresh: str, folder: Path
 ) -> None:
-    """The database's own error reaches the caller; nothing of the migration stays, and the schema is usable."""
+    """The database's own error reaches the caller; nothing of the migration stays, and the schema is usable.
+
+    Case 143.
+    """
     name = following(folder, "CREATE TABLE {schema}.half (id int PRIMARY KEY);\nSELECT 1 / 0;\n")
     with pytest.raises(errors.DivisionByZero):
         migrate.migrate(dsn, fresh, source=folder)
@@ -396,7 +402,7 @@ def test_a_schema_that_is_missing_or_older_is_refused(dsn: str, connection: psyc
 def test_an_older_schema_is_refused(
     dsn: str, connection: psycopg.Connection, fresh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that is newer than the schema names both versions and the command."""
+    """A library that is newer than the schema names both versions and the command (case 154)."""
     migrate.migrate(dsn, fresh)
     monkeypatch.setattr(migrate, "VERSION", migrate.VERSION + 1)
     with pytest.raises(
@@ -409,7 +415,7 @@ def test_an_older_schema_is_refused(
 def test_a_newer_schema_is_accepted_while_it_serves_this_library(
     dsn: str, connection: psycopg.Connection, fresh: str, folder: Path
 ) -> None:
-    """Within the range of the newest version it works; beyond it both versions and the command are named."""
+    """Within the range of the newest version it works; beyond it both versions and the command are named (case 159)."""
     own = migrate.VERSION
     name = following(folder, f"INSERT INTO {{schema}}.versions VALUES ({own + 1}, {own});")
     migrate.migrate(dsn, fresh, source=folder)
@@ -488,7 +494,10 @@ def test_yoyo_is_not_heard(
 def test_waiting_for_another_process_is_bounded_and_logged(
     dsn: str, fresh: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process that does not come to its end holds up the others for a while only; they say for whom they wait."""
+    """A process that does not come to its end holds up the others for a while only; they say for whom they wait.
+
+    Case 141.
+    """
     monkeypatch.setattr(migrate, "WAIT", 0.1)
     with migrating(dsn, fresh), pytest.raises(errors.LockNotAvailable, match=fresh):
         migrate.migrate(dsn, fresh)
@@ -499,7 +508,10 @@ def test_waiting_for_another_process_is_bounded_and_logged(
 def test_a_migration_does_not_queue_up_behind_a_long_transaction(
     dsn: str, fresh: str, folder: Path, connect: Callable[..., psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lets go of its place in the table's queue and begins again, a few times; then the error is the database's."""
+    """It lets go of its place in the table's queue and begins again, a few times; then the error is the database's.
+
+    Case 144.
+    """
     migrate.migrate(dsn, fresh)
     name = following(folder, "ALTER TABLE {schema}.live ADD more int;")
     reader = connect()
@@ -522,7 +534,7 @@ def test_a_migration_does_not_queue_up_behind_a_long_transaction(
 def test_a_role_that_may_create_nothing_finds_a_schema_up_to_date(
     dsn: str, connection: psycopg.Connection, fresh: str, role: str
 ) -> None:
-    """Workers may call migrate with the rights that their work needs."""
+    """Workers may call migrate with the rights that their work needs (case 150)."""
     migrate.migrate(dsn, fresh)
     for grant in ("USAGE ON SCHEMA {schema}", "SELECT ON ALL TABLES IN SCHEMA {schema}"):
         connection.execute(
@@ -537,13 +549,13 @@ def test_a_role_that_may_create_nothing_finds_a_schema_up_to_date(
 def test_the_owner_of_an_empty_schema_needs_no_right_on_the_database(
     dsn: str, connection: psycopg.Connection, fresh: str, role: str
 ) -> None:
-    """A schema that an administrator made is filled without being made again."""
+    """A schema that an administrator made is filled without being made again (case 152)."""
     connection.execute(sql.SQL("CREATE SCHEMA {} AUTHORIZATION {}").format(sql.Identifier(fresh), sql.Identifier(role)))
     assert migrate.migrate(make_conninfo(dsn, options=f"-c role={role}"), fresh) == NAMES
 
 
 def test_defaults_of_the_role_do_not_matter(dsn: str, fresh: str, folder: Path) -> None:
-    """Migrations set the limits and the isolation that they rely on themselves."""
+    """Migrations set the limits and the isolation that they rely on themselves (case 124)."""
     name = following(folder, "SELECT pg_sleep(0.3);")
     settings = {"statement_timeout": "250ms", "default_transaction_read_only": "on", "search_path": "nowhere"}
     options = " ".join(f"-c {setting}={value}" for setting, value in settings.items())

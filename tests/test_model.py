@@ -64,9 +64,8 @@ class Model(Steps):
             return
         turn = member.claiming.turn(self.session, [each.ending for each in done], ask)
         self.settled([(each.ending, each.end) for each in done], turn.unsettled)
-        for each in done:
-            member.lanes.ended(each.ending.kind)
-            self.late.append((member, each))
+        member.lanes.ended(each.ending.kind for each in done)
+        self.late += [(member, each) for each in done]
         check_claim(self.oracle, member, ask, turn)
 
     @precondition(lambda self: any(member.flight for member in self.members))
@@ -119,24 +118,24 @@ class Model(Steps):
         assert ran == ([] if stopped else [(claim.id, claim.run_count, claim.failure_count, carry)])
         assert "AssertionError" not in (ending.note or "")
         end = _expected(run, how, wait, carry, stopped)
-        assert (ending.outcome, ending.id, ending.run_count) == (end.outcome, claim.id, claim.run_count)
+        assert (ending.outcome, ending.key, ending.run_count) == (end.outcome, claim.key, claim.run_count)
         return Done(ending, end)
 
     @precondition(lambda self: self.members)
     @rule(which=numbers)
     def renew(self, which: int) -> None:
         member = self.member(which)
-        self._renew(member, [(run.claim.id, run.claim.run_count) for run in member.flight])
+        self._renew(member, [(run.claim.key, run.claim.run_count) for run in member.flight])
 
     @precondition(lambda self: self.late)
     @rule(which=numbers)
     def renew_late(self, which: int) -> None:
         """A worker that has lost its claims renews one of them."""
         member, done = self.one(self.late, which)
-        self._renew(member, [(done.ending.id, done.ending.run_count)])
+        self._renew(member, [(done.ending.key, done.ending.run_count)])
 
-    def _renew(self, member: Member, claims: list[tuple[uuid.UUID, int]]) -> None:
-        expected = {(id_, (stood := self.oracle.renew(id_, run, member.id)), stood) for id_, run in claims}
+    def _renew(self, member: Member, claims: list[tuple[str, int]]) -> None:
+        expected = {(key, (stood := self.oracle.renew(uuid.UUID(key), run, member.id)), stood) for key, run in claims}
         assert set(member.claiming.renew(self.session, claims)) == expected
 
     @precondition(lambda self: self.members)
@@ -156,7 +155,7 @@ class Model(Steps):
         member = self.member(which)
         self.members.remove(member)
         endings = [
-            Ending(run.claim.id, run.claim.kind, run.claim.run_count, member.id, "released") for run in member.flight
+            Ending(run.claim.key, run.claim.kind, run.claim.run_count, member.id, "released") for run in member.flight
         ]
         self.settle([(ending, End("released")) for ending in endings])
         for run in list(member.flight):
@@ -175,10 +174,10 @@ class Model(Steps):
     def settle_locked(self, which: int) -> None:
         """A row that another session holds at this moment is neither waited for nor lost."""
         done = self.one([done for member in self.members for done in member.done], which)
-        key = (done.ending.id, done.ending.run_count)
-        stands = self.oracle.stands(*key, done.ending.owner)
+        id_, key = uuid.UUID(done.ending.key), (done.ending.key, done.ending.run_count)
+        stands = self.oracle.stands(id_, done.ending.run_count, done.ending.owner)
         with psycopg.connect(self.session.info.dsn, password=self.session.info.password) as other:
-            locked(other, Rows(other, self.queue.schema), key[0])
+            locked(other, Rows(other, self.queue.schema), id_)
             if stands:
                 answers = self.recoverer.claiming.settle(self.session, [done.ending])
                 assert answers == [Unsettled(*key, ours=True, done=False)]
@@ -201,10 +200,11 @@ class Model(Steps):
         """Find what is lost, and leave it for later."""
         decided = self.recoverer.decide()
         lost = sorted(self.oracle.lost(), key=lambda job: job.lease_until or START)
-        assert {claim.id for claim, _ in decided} == {job.id for job in lost}
-        assert [self.oracle.jobs[claim.id].lease_until for claim, _ in decided] == [job.lease_until for job in lost]
-        for claim, ending in decided:
-            end = self.oracle.recovery(self.oracle.jobs[claim.id])
+        found = [self.oracle.jobs[uuid.UUID(claim.key)] for claim, _ in decided]
+        assert {job.id for job in found} == {job.id for job in lost}
+        assert [job.lease_until for job in found] == [job.lease_until for job in lost]
+        for job, (_, ending) in zip(found, decided, strict=True):
+            end = self.oracle.recovery(job)
             assert (ending.outcome, dt.timedelta(microseconds=ending.delay)) == (end.outcome, end.delay)
             self.decided.append((ending, end))
 
@@ -227,11 +227,12 @@ class Model(Steps):
 
     def _tell(self, member: Member, runs: list[Run]) -> None:
         held = {run.claim.id: run for run in runs}
-        answers = member.claiming.cancels(self.session, list(held))
+        answers = member.claiming.cancels(self.session, list(map(str, held)))
         self.oracle.sweep()
         asked = {(id_, run) for id_ in held if id_ in self.oracle.jobs for run in self.oracle.jobs[id_].asked}
-        assert set(answers) == asked
-        for id_, number in answers:
+        told = {(uuid.UUID(key), number) for key, number in answers}
+        assert told == asked
+        for id_, number in told:
             if held[id_].claim.run_count >= number:
                 held[id_].signal.tell("operator")
 

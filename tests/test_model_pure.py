@@ -121,8 +121,7 @@ class Worker(RuleBasedStateMachine):
             ending, self.running = self.running[:settles], self.running[settles:]
             ask = self.lanes.ask(self.now, ending)
             chosen = [] if ask is None else self._choose(ask)
-            for kind in ending:
-                self.lanes.ended(kind)
+            self.lanes.ended(ending)
             self.lanes.claimed([_claim(job) for job in chosen])
             self.waiting = [job for job in self.waiting if job not in chosen]
             self.running += [job.kind for job in chosen]
@@ -131,7 +130,7 @@ class Worker(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, SLOTS))
     def end(self, which: int) -> None:
-        self.lanes.ended(self.running.pop(which % len(self.running)))
+        self.lanes.ended([self.running.pop(which % len(self.running))])
 
     @invariant()
     def caps_and_slots_hold(self) -> None:
@@ -177,7 +176,7 @@ class Worker(RuleBasedStateMachine):
 
 
 def _claim(job: Waiting) -> Claim:
-    return Claim(uuid.UUID(int=0), job.kind, Priority(job.tier), 1, 0, None, job.due, 0.0, None, None)
+    return Claim(str(uuid.UUID(int=0)), job.kind, job.tier, 1, 0, None, job.due, 0.0, None, None)
 
 
 def _task(kind: str) -> str:
@@ -234,7 +233,10 @@ def test_every_window_of_full_tiers_has_the_same_shares(
     longer=st.floats(1, 10_000),
 )
 def test_no_delay_leaves_its_bounds(job: uuid.UUID, failure: int, jitter: float, base: float, longer: float) -> None:
-    """The delay lies between the share that jitter leaves and the whole, never falls before jitter, and is its own."""
+    """The delay lies between the share that jitter leaves and the whole, never falls before jitter, and is its own.
+
+    Case 079.
+    """
     curve = Backoff(dt.timedelta(seconds=base), dt.timedelta(seconds=base * longer))
     whole = curve.nanoseconds(failure)
     delay = jittered(curve, job, failure, jitter)

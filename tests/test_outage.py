@@ -76,7 +76,10 @@ class Runs:
 def test_a_worker_goes_on_after_a_restart_of_the_server(
     own: venturi.Queue, own_server: embedded.Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without help, its running job settled, its listener back at once, and one line at each end of the outage."""
+    """Without help, its running job settled, its listener back at once, and one line at each end of the outage.
+
+    Cases 104, 117, 173.
+    """
     caplog.set_level(logging.INFO)
     runs = Runs(own)
     with working(own, poll=60):
@@ -106,7 +109,7 @@ def test_a_worker_goes_on_after_a_restart_of_the_server(
 def test_a_worker_that_starts_while_the_server_is_down_waits_for_it(
     own: venturi.Queue, own_server: embedded.Server
 ) -> None:
-    """It begins to work as soon as the server does."""
+    """It begins to work as soon as the server does (cases 106, 117)."""
     runs = Runs(own)
     job = own.enqueue(Work()).id
     own.close()
@@ -120,7 +123,7 @@ def test_a_worker_that_starts_while_the_server_is_down_waits_for_it(
 
 @pytest.mark.conformance(182, 198)
 def test_a_stop_during_an_outage_is_prompt(own: venturi.Queue, own_server: embedded.Server) -> None:
-    """A worker with nothing in flight ends at once, one that never reached the server too."""
+    """A worker with nothing in flight ends at once, one that never reached the server too (case 104)."""
     Runs(own)
     with working(own) as worker:
         eventually(lambda: own.stats().workers == 1)
@@ -137,7 +140,7 @@ def test_a_stop_during_an_outage_is_prompt(own: venturi.Queue, own_server: embed
 @pytest.mark.conformance(198)
 @pytest.mark.parametrize("block", [True, False])
 def test_a_worker_on_a_missing_schema_raises_at_once(dsn: str, block: bool) -> None:
-    """SchemaError names the command that makes it."""
+    """SchemaError names the command that makes it (case 154)."""
     queue = venturi.Queue("never_made", dsn=dsn)
     Runs(queue)
     began = time.monotonic()
@@ -149,7 +152,7 @@ def test_a_worker_on_a_missing_schema_raises_at_once(dsn: str, block: bool) -> N
 
 @pytest.mark.conformance(198)
 def test_a_worker_on_a_schema_of_the_future_raises_at_once(queue: venturi.Queue, connect: Connect) -> None:
-    """A schema whose oldest library is newer than this one is left alone."""
+    """A schema whose oldest library is newer than this one is left alone (case 159)."""
     Runs(queue)
     with connect(autocommit=True) as connection:
         connection.execute(
@@ -187,7 +190,7 @@ def test_handlers_that_run_through_an_outage_are_settled_and_none_runs_twice(
 def test_an_error_in_any_statement_of_a_worker_does_not_end_it(
     queue: venturi.Queue, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Claim, settle, renewal and recovery all fail while a table is gone, and go on when it is back."""
+    """Claim, settle, renewal and recovery all fail while a table is gone, and go on when it is back (case 117)."""
     runs = Runs(queue)
     with working(queue, lease=1.5, poll=0.05), connect(autocommit=True) as connection:
         running = queue.enqueue(Work(1)).id
@@ -218,7 +221,10 @@ def test_the_waits_double_from_a_tenth_of_a_second_to_five() -> None:
 def test_an_outage_of_a_minute_costs_a_worker_few_attempts(
     schema: str, proxy: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All its threads together make at most 30; a minute is three seconds here, as all waits are a twentieth."""
+    """All its threads together make at most 30; a minute is three seconds here, as all waits are a twentieth.
+
+    Cases 107, 173.
+    """
     monkeypatch.setattr("venturi.worker.threads.FOLLOWING", 15 / 20)
     whole = Retry.wait
 
@@ -238,13 +244,51 @@ def test_an_outage_of_a_minute_costs_a_worker_few_attempts(
     with working(queue, poll=0.05):
         eventually(lambda: queue.stats().workers == 1)
         monkeypatch.setattr(psycopg.Connection, "connect", classmethod(counted))
+        files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
         proxy.refuse()
         proxy.cut()
         time.sleep(60 / 20)
         assert 10 < len(attempts) <= 30
+        assert len(os.listdir("/proc/self/fd")) <= files
+        assert threading.active_count() <= threads
         proxy.resume()
         eventually(lambda: "over" in caplog.text)
     assert [r.levelname for r in caplog.records if r.name == "venturi.worker"] == ["WARNING", "WARNING"]
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "b\u00e4r", "h" * 300, "a\0\udce4"], ids=["empty", "umlaut", "long", "unstorable"]
+)
+def test_workers_of_one_name_and_pid_are_told_apart(
+    schema: str, dsn: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As in containers: what one settles, renews and gives back is its own, whatever the host is called (case 065)."""
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    queue = venturi.Queue(schema, dsn=dsn)
+    go = threading.Event()
+    began = threading.Semaphore(0)
+
+    @queue.handler
+    def work(task: Work) -> None:
+        began.release()
+        assert go.wait(10)
+
+    with working(queue, concurrency=1, lease=1) as one:
+        first = queue.enqueue(Work()).id
+        assert began.acquire(timeout=5)
+        with working(queue, concurrency=1, lease=1, shutdown_timeout=0):
+            second = queue.enqueue(Work()).id
+            assert began.acquire(timeout=5)
+        job = queue.job(first)
+        assert job is not None
+        assert (job.status, job.owner) == ("claimed", one.id)
+        go.set()
+        for id_ in (first, second):
+            ended(queue, id_)
+    assert [entry.outcome for entry in queue.journal(first)] == ["completed"]
+    assert [entry.outcome for entry in queue.journal(second)] == ["released", "completed"]
     queue.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import gc
+import math
 import sys
 import threading
 import typing as t
@@ -103,7 +104,7 @@ def test_what_a_handler_returns_is_its_outcome(
 @pytest.mark.parametrize("delay", [dt.timedelta(0), dt.timedelta(-5), dt.timedelta.min])
 @pytest.mark.parametrize("kind", ["paused", "retried"])
 def test_no_delay_or_a_negative_one_is_due_at_once(queue: venturi.Queue, delay: dt.timedelta, kind: str) -> None:
-    """The next run follows without waiting for anything."""
+    """The next run follows without waiting for anything (cases 081, 084)."""
 
     def handle(task: Running, ctx: Context[State]) -> venturi.Outcome:
         if ctx.run_count > 1:
@@ -118,7 +119,7 @@ def test_no_delay_or_a_negative_one_is_due_at_once(queue: venturi.Queue, delay: 
 @pytest.mark.conformance(27)
 @pytest.mark.parametrize("end", [Pause(dt.timedelta.max), RetryLater(dt.timedelta.max)], ids=["pause", "retry"])
 def test_a_delay_beyond_the_end_of_time_stops_there(queue: venturi.Queue, end: t.Any) -> None:
-    """Not at now, and the row can be read."""
+    """Not at now, and the row can be read (case 084)."""
 
     def handle(task: Running, ctx: Context[State]) -> venturi.Outcome:
         if isinstance(end, Exception):
@@ -127,6 +128,36 @@ def test_a_delay_beyond_the_end_of_time_stops_there(queue: venturi.Queue, end: t
 
     job, _ = handled(queue, handle, "paused" if isinstance(end, Pause) else "retried")
     assert job.visible_at == FAR
+
+
+class Foreign(dt.timedelta):
+    """A span as other libraries make it: it can be divided by its own kind only."""
+
+    def __floordiv__(self, other: object) -> t.NoReturn:
+        raise AttributeError("no kind of mine")
+
+
+@pytest.mark.parametrize("way", ["pause", "retry", "curve"])
+def test_a_delay_may_be_of_a_subclass(queue: venturi.Queue, way: str) -> None:
+    """As those of pendulum: it counts for what it is, in a pause, an error and a curve (case 084)."""
+
+    @venturi.task("waiting", backoff=Backoff(Foreign(minutes=5), Foreign(hours=1)))
+    class Waiting:
+        pass
+
+    @queue.handler(task=Waiting)
+    def handle(_: Waiting) -> venturi.Outcome:
+        if way == "pause":
+            return Pause(Foreign(minutes=5))
+        raise RetryLater(Foreign(minutes=5)) if way == "retry" else ValueError("no")
+
+    receipt = queue.enqueue(Waiting(), delay=Foreign(0))
+    with working(queue, concurrency=1, jitter=0):
+        (entry,) = until(queue, receipt.id, "paused" if way == "pause" else "retried")
+    job = queue.job(receipt.id)
+    assert job is not None
+    assert job.visible_at is not None
+    assert job.visible_at - entry.recorded_at == dt.timedelta(minutes=5)
 
 
 class Silent(Exception):
@@ -140,12 +171,42 @@ class Unprintable(Exception):
         raise ValueError("no text")
 
 
+class Wilful(str):
+    """A text that is not to be measured."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise ValueError("no length")
+
+
+class Quoting(Exception):
+    """An error whose text is a wilful one."""
+
+    def __str__(self) -> str:
+        return Wilful("own text")
+
+
+class Nameless(type):
+    """Makes classes whose name cannot be had."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise ValueError("no name")
+
+
+class Secretive(Exception, metaclass=Nameless):
+    """An error without a name."""
+
+
 FAILURES: dict[str, tuple[BaseException | type[BaseException], str]] = {
     "with a text": (ValueError("bad feed"), "ValueError: bad feed"),
     "a class": (KeyError, "KeyError"),
     "without a text": (Silent(), "Silent"),
     "of several lines": (ValueError("one\ntwo"), "ValueError: one\ntwo"),
     "unprintable": (Unprintable(), "Unprintable: <text of Unprintable cannot be rendered: ValueError>"),
+    "with a text of its own kind": (Quoting(), "Quoting: own text"),
+    "without a name": (Secretive("x"), "a nameless class: x"),
     "with NUL": (ValueError("a\0b\ud800"), "ValueError: a\\u0000b\\ud800"),
     "a group": (ExceptionGroup("many", [ValueError("x")] * 1000), "ExceptionGroup: many (1000 sub-exceptions)"),
     "cancelled, though not told": (venturi.Cancelled("shutdown"), "Cancelled: the run was told to stop: shutdown"),
@@ -157,7 +218,7 @@ FAILURES: dict[str, tuple[BaseException | type[BaseException], str]] = {
 def test_any_exception_is_a_failure_to_be_retried(
     queue: venturi.Queue, error: BaseException | type[BaseException], note: str
 ) -> None:
-    """Its note is type and text in one; the carry as the run left it, and its evidence, are kept."""
+    """Its note is type and text in one; the carry as the run left it, and its evidence, are kept (cases 014, 016)."""
     queue.handler(task=Running)(raising(error))
     receipt = queue.enqueue(Running())
     with working(queue, concurrency=1, poll=0.1):
@@ -206,7 +267,7 @@ def huge() -> None:
 @pytest.mark.conformance(29)
 @pytest.mark.parametrize("fail", [recursing, chained, huge], ids=["recursion", "300 causes", "50 MB"])
 def test_a_huge_error_is_cut_and_changes_nothing(queue: venturi.Queue, fail: t.Callable[[], None]) -> None:
-    """The last 16 KiB of the traceback and 8 KiB of the note are stored, and the outcome with them."""
+    """The last 16 KiB of the traceback and 8 KiB of the note are stored, and the outcome with them (case 016)."""
     _, entry = handled(queue, changing(fail), "dead", backstop=1)
     assert entry.traceback is not None
     assert entry.note is not None
@@ -219,7 +280,7 @@ def test_a_huge_error_is_cut_and_changes_nothing(queue: venturi.Queue, fail: t.C
 
 
 def test_a_failed_run_leaves_nothing_in_memory(queue: venturi.Queue) -> None:
-    """Neither its exception nor the objects of its frames outlive it."""
+    """Neither its exception nor the objects of its frames outlive it (case 018)."""
     alive: list[weakref.ref[object]] = []
 
     class Big:
@@ -336,10 +397,11 @@ def test_a_wrong_return_is_a_failure_that_names_it(
 
 
 @pytest.mark.conformance(32)
-def test_a_pause_of_a_number_is_refused_where_it_is_made() -> None:
-    """So that the traceback shows the line."""
+@pytest.mark.parametrize("delay", [5, True, math.nan, math.inf, None, dt.datetime(2020, 1, 1)])
+def test_a_pause_of_a_number_is_refused_where_it_is_made(delay: object) -> None:
+    """So that the traceback shows the line (case 084)."""
     with pytest.raises(TypeError, match="resume_in"):
-        Pause(t.cast(dt.timedelta, 5))
+        Pause(t.cast(dt.timedelta, delay))
 
 
 class Own(BaseException):
@@ -361,7 +423,10 @@ BASE: dict[str, tuple[BaseException, str]] = {
 def test_a_base_exception_is_a_failure_and_the_slot_lives_on(
     queue: venturi.Queue, error: BaseException, note: str
 ) -> None:
-    """Type and text are the note, carry is from before, evidence is kept; the same slot runs the next jobs."""
+    """Type and text are the note, carry is from before, evidence is kept; the same slot runs the next jobs.
+
+    Case 021.
+    """
     threads: set[str] = set()
 
     @venturi.task("normal")

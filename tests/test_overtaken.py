@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections.abc as cabc
+import datetime as dt
 import threading
 import typing as t
 
 import psycopg
+import pytest
 from fixtures.sqltext import on
 from fixtures.waiting import eventually
-from fixtures.work import ended, working
+from fixtures.work import ended, until, working
 
 import venturi
 
@@ -24,7 +26,7 @@ class Work:
 
 
 def test_a_run_that_was_overtaken_gives_its_slot_back(queue: venturi.Queue, connect: Connect) -> None:
-    """It is told, its result is refused, and the worker runs as many handlers as before."""
+    """It is told, its result is refused, and the worker runs as many handlers as before (case 064)."""
     began, finish, both = threading.Event(), threading.Event(), threading.Barrier(2, timeout=10)
     told: list[str | None] = []
 
@@ -49,6 +51,51 @@ def test_a_run_that_was_overtaken_gives_its_slot_back(queue: venturi.Queue, conn
             for each in pair:
                 ended(queue, each)
     assert [entry.outcome for entry in queue.journal(job)] == ["completed"]
+
+
+@venturi.task("overtaken.carrying", carry=dict)
+class Carrying:
+    """Its first run ends as it says, when `finish` is set, and its second one completes."""
+
+    end: str
+
+
+@pytest.mark.parametrize("end", ["complete", "pause", "fail", "die"])
+def test_a_late_end_changes_nothing_of_the_run_after_it(
+    queue: venturi.Queue, connect: Connect, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    """Neither state, carry and counts nor the journal, though one worker runs both (case 064)."""
+    began = [threading.Event() for _ in range(2)]
+    finish = [threading.Event() for _ in range(2)]
+
+    @queue.handler
+    def carrying(task: Carrying, ctx: venturi.Context[dict[str, int]]) -> venturi.Outcome:
+        number = ctx.run_count - 1
+        began[number].set()
+        assert finish[number].wait(10)
+        ctx.carry["run"] = ctx.run_count
+        if number == 1:
+            return venturi.Pause(dt.timedelta(hours=1))
+        if task.end == "fail":
+            raise ValueError("late")
+        if task.end == "die":
+            raise venturi.PermanentError("late")
+        return venturi.Pause() if task.end == "pause" else None
+
+    with connect(autocommit=True) as connection, working(queue, concurrency=2, lease=60, poll=0.05):
+        job = queue.enqueue(Carrying(end)).id
+        assert began[0].wait(5)
+        connection.execute(on(queue.schema, GIVEN_BACK))
+        assert began[1].wait(5)
+        before = queue.job(job)
+        finish[0].set()
+        eventually(lambda: "is not recorded" in caplog.text, what="the first run has ended")
+        assert (queue.job(job), queue.journal(job)) == (before, [])
+        finish[1].set()
+        (entry,) = until(queue, job, "paused")
+    after = queue.job(job)
+    assert after is not None
+    assert (entry.run_no, after.run_count, after.failure_count, after.carry) == (2, 2, 0, {"run": 2})
 
 
 def test_a_stop_does_not_wait_for_a_run_that_was_overtaken(queue: venturi.Queue, connect: Connect) -> None:

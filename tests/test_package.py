@@ -27,13 +27,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(venturi.__file__).parent
 
 LAYERS = (
-    ("backoff", "checks", "errors", "ids", "outcome", "text", "values"),
+    ("backoff", "checks", "errors", "ids", "log", "outcome", "text", "values"),
     ("_forms", "carry", "codec", "context", "registry", "task"),
     ("store",),
     ("telemetry",),
     ("merging", "queue"),
     ("worker",),
-    ("__main__", "cli", "demo", "embedded", "testing"),
+    ("__main__", "bench", "cli", "demo", "embedded", "testing"),
 )
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 TOP = len(LAYERS) - 1
@@ -43,6 +43,7 @@ NOT_IMPORTED = (
     "opentelemetry.sdk",
     "pytest",
     "rich",
+    "venturi.bench",
     "venturi.cli",
     "venturi.demo",
     "venturi.embedded",
@@ -85,6 +86,15 @@ class Welcome:
 def welcome(task: Welcome) -> None: ...
 
 venturi.Queue("billing", dsn="host=192.0.2.1")
+"""
+
+
+EVERYTHING = """
+import importlib, pkgutil, venturi
+
+for module in pkgutil.walk_packages(venturi.__path__, "venturi."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
 """
 
 
@@ -187,9 +197,13 @@ def test_a_wheel_built_from_the_sdist_holds_the_same_files(tmp_path: Path) -> No
 
 
 @pytest.mark.conformance(22)
-def test_importing_and_declaring_have_no_side_effects() -> None:
-    """Import, task, handler and Queue start and open nothing, and leave the process's settings as they were."""
-    report = probe(FIRST_USE)
+@pytest.mark.parametrize("statements", [FIRST_USE, EVERYTHING], ids=["first use", "every module"])
+def test_importing_and_declaring_have_no_side_effects(statements: str) -> None:
+    """Import, task, handler and Queue start and open nothing, and leave the process's settings as they were.
+
+    Case 035.
+    """
+    report = probe(statements)
     assert report["changes"] == {}
     assert report["events"] == []
 
@@ -218,6 +232,13 @@ def test_every_public_name_imports_from_the_package() -> None:
 def test_imports_follow_the_layers() -> None:
     """No module imports one of a layer above it, but for the queue's work(), which builds a worker when called."""
     assert [problem for module, source in modules() for problem in wrong_imports(module, source)] == []
+
+
+def test_nothing_reads_the_wall_clock() -> None:
+    """Waits, deadlines and leases go by the monotonic clock; only ids look at the other one (case 093)."""
+    wall = re.compile(r"time\.(time|time_ns|localtime|gmtime)\(|datetime\.(now|utcnow|today)\(|date\.today\(")
+    read = {module for module, source in modules() if wall.search(source)}
+    assert read == {"venturi.ids"}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from venturi.registry import Handler
 from venturi.store import migrate
 from venturi.store.claiming import Ask, Claim
 from venturi.store.connections import Session
-from venturi.store.sql import CLAIM, NEXT_DUE, Sql
+from venturi.store.sql import CLAIM, JOBS_OF, NEXT_DUE, Sql
 from venturi.worker.lanes import Lanes
 from venturi.worker.marks import Marks
 from venturi.worker.rotation import Rotation
@@ -78,7 +78,8 @@ class Bench:
         self._session = session
         handlers = registry(Handler(nothing, task=Step), Handler(nothing, task=Capped, cap=1))
         self._lanes = Lanes(handlers, slots + 1, Rotation(4, 0), Marks())
-        self._lanes.claimed([Claim(uuid.uuid4(), CAPPED, venturi.Priority.NORMAL, 1, 0, None, 0.0, 0.0, "{}", None)])
+        running = Claim(str(uuid.uuid4()), CAPPED, venturi.Priority.NORMAL, 1, 0, None, 0.0, 0.0, "{}", None)
+        self._lanes.claimed([running])
         self._clock = itertools.count()
 
     def ask(self) -> Ask:
@@ -91,8 +92,7 @@ class Bench:
         """Claim a batch and settle it; how many jobs it held."""
         claims = self.statements.turn(self._session, [], self.ask()).claims
         self._lanes.claimed(claims)
-        for each in claims:
-            self._lanes.ended(each.kind)
+        self._lanes.ended(each.kind for each in claims)
         if claims:
             assert self.statements.settle(self._session, completed(claims, self.statements.owner)) == []
         return len(claims)
@@ -139,7 +139,10 @@ def crowded(dsn: str) -> cabc.Iterator[str]:
 
 @pytest.mark.conformance(237)
 def test_a_claim_costs_the_same_behind_any_crowd(crowded: str, session: Session) -> None:
-    """At most 50 buffers for each job and 20 for each lane, among scheduled jobs and behind foreign and capped ones."""
+    """At most 50 buffers for each job and 20 for each lane, among scheduled jobs and behind foreign and capped ones.
+
+    Case 095.
+    """
     Bench(crowded, session).check()
     session.execute(sql.SQL("ANALYZE {}.live").format(sql.Identifier(crowded)))
     Bench(crowded, session).check()
@@ -220,7 +223,7 @@ def test_the_last_claims_of_a_large_batch_cost_no_more_than_twice_the_first(
 
 @pytest.mark.conformance(241)
 def test_claims_and_renewals_are_hot_updates(queue: venturi.Queue, session: Session) -> None:
-    """At least nine of ten while 4 000 jobs, half of them with a key, drain at concurrency 8."""
+    """At least nine of ten while 4 000 jobs, half of them with a key, drain at concurrency 8 (case 163)."""
 
     def work(task: object) -> None:
         time.sleep(0.001)
@@ -246,7 +249,7 @@ def test_claims_and_renewals_are_hot_updates(queue: venturi.Queue, session: Sess
 
 @pytest.mark.conformance(242)
 def test_an_old_snapshot_does_not_make_claims_dearer(schema: str, session: Session, connect: Connect) -> None:
-    """Its dead rows cannot be removed, and the low-water marks pass over them."""
+    """Its dead rows cannot be removed, and the low-water marks pass over them (case 163)."""
     jobs = size(50_000)
     fill(session, schema, jobs, KIND, start="-1 day", step="100 ms")
     bench = Bench(schema, session)
@@ -282,7 +285,10 @@ SELECT {id}, n, 0, statement_timestamp(), 1, {kind} FROM generate_series(1, 1000
 
 @pytest.mark.conformance(243)
 def test_finished_jobs_make_no_claim_dearer(schema: str, session: Session) -> None:
-    """However many are retained; a few levels more in the index of the bodies are all that is seen of them."""
+    """However many are retained; a few levels more in the index of the bodies are all that is seen of them.
+
+    Case 162.
+    """
     fill(session, schema, 4 * BATCH, KIND)
     bench = Bench(schema, session)
     before, _ = bench.cost()
@@ -294,6 +300,22 @@ def test_finished_jobs_make_no_claim_dearer(schema: str, session: Session) -> No
     after, jobs = bench.cost()
     assert jobs == BATCH
     assert after <= before + 3 * jobs
+
+
+@pytest.mark.parametrize("status", JOBS_OF)
+def test_unfinished_and_dead_jobs_are_listed_without_a_look_at_history(
+    schema: str, session: Session, status: str
+) -> None:
+    """At most 20 buffers for each job of a page, however many finished ones there are beside it (case 167)."""
+    fill(session, schema, 4 * BATCH, KIND)
+    names = {"schema": sql.Identifier(schema), "count": sql.Literal(20_000), "kind": sql.Literal(KIND)}
+    session.execute(sql.SQL(_FINISHED).format(**names))
+    page = (*[None] * 8, 100)
+    for _ in range(2):
+        buffers, jobs = explained(session, Sql(schema)(JOBS_OF[status]), page)
+        assert jobs == (100 if status == "pending" else 0)
+        assert buffers <= 20 * (jobs or 5)
+        session.execute(sql.SQL("ANALYZE {schema}.jobs, {schema}.live").format(**names))
 
 
 @pytest.mark.conformance(243)

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from fixtures.proxy import Proxy
 from fixtures.waiting import eventually
+from fixtures.work import ended, working
 from psycopg import sql
 
 import venturi
@@ -52,7 +53,7 @@ def schema(emptied: str) -> str:
 @pytest.mark.conformance(36, 46)
 @both
 def test_a_schema_that_was_never_migrated_is_named(dsn: str, task: t.Any) -> None:
-    """On the queue's own connection a missing schema says what to do, with psycopg's error as its cause."""
+    """On the queue's own connection a missing schema says what to do, with psycopg's error as its cause (case 154)."""
     queue = venturi.Queue("never_migrated", dsn=dsn)
     for enqueue in (lambda: queue.enqueue(task), lambda: queue.enqueue_many([task]), queue.jobs):
         with pytest.raises(venturi.SchemaError, match="`venturi migrate`") as caught:
@@ -103,7 +104,7 @@ def test_a_connection_that_was_cut_is_not_used(schema: str, proxy: Proxy) -> Non
 def test_a_queue_opens_no_more_connections_than_it_may(
     schema: str, dsn: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, size: int | None, most: int
 ) -> None:
-    """With all connections busy an enqueue raises when it has waited for one, and the next one works."""
+    """With all connections busy an enqueue raises when it has waited for one, and the next one works (case 120)."""
     assert connections.POOL_SECONDS + connections.CONNECT_SECONDS / 2 <= 15
     monkeypatch.setattr(connections, "POOL_SECONDS", 0.3)
     queue = venturi.Queue(schema, dsn=dsn) if size is None else venturi.Queue(schema, dsn=dsn, pool_size=size)
@@ -138,6 +139,27 @@ def test_an_unreachable_server_is_an_error_in_good_time(
     silent.close()
 
 
+@pytest.mark.slow
+def test_handlers_enqueue_through_a_pool_of_one(schema: str, dsn: str) -> None:
+    """Eight handlers share its connection; the worker needs none of it, not even while it is taken (case 120)."""
+    queue, producer = venturi.Queue(schema, dsn=dsn, pool_size=1), venturi.Queue(schema, dsn=dsn)
+
+    @queue.handler
+    def plain(task: Plain) -> None:
+        if task.value:
+            queue.enqueue_many([Plain(task.value - 1)] * 2)
+            queue.enqueue(Plain(task.value - 1))
+
+    with working(queue, concurrency=8, lease=1):
+        producer.enqueue_many([Plain(2)] * 8)
+        eventually(lambda: producer.stats().kinds == {})
+        _fill(queue, 1, lambda: ended(producer, producer.enqueue(Plain()).id))
+    jobs = producer.jobs(kind="plain", limit=1000)
+    assert [job.run_count for job in jobs] == [1] * (8 * (1 + 3 + 9) + 1)
+    queue.close()
+    producer.close()
+
+
 FORKING = """
 import os, sys, warnings
 import venturi
@@ -164,7 +186,10 @@ queue.close()
 
 @pytest.mark.conformance(49)
 def test_parent_and_child_of_a_fork_go_on_enqueuing(queue: venturi.Queue, dsn: str, tmp_path: Path) -> None:
-    """A queue that was used before os.fork() opens connections of its own in the child and keeps the parent's."""
+    """A queue that was used before os.fork() opens connections of its own in the child and keeps the parent's.
+
+    Case 134.
+    """
     _python(tmp_path, FORKING, queue.schema, dsn)
     values = [job.payload["value"] for job in queue.jobs()]
     assert [values.count(n) for n in range(3)] == [1, 21, 20]
@@ -214,7 +239,7 @@ def _python(folder: Path, script: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _fill(queue: venturi.Queue, number: int, meanwhile: cabc.Callable[[], None] = lambda: None) -> None:
+def _fill(queue: venturi.Queue, number: int, meanwhile: cabc.Callable[[], object] = lambda: None) -> None:
     """Use that many connections of the queue's pool at once, and do something while all of them are in use."""
     entered, left = threading.Barrier(number + 1), threading.Barrier(number + 1)
 

@@ -83,7 +83,7 @@ def live(pooled: venturi.Queue, connect: Connect) -> None:
 def test_everything_works_behind_a_pooler_with_nothing_of_a_session(
     pooled: venturi.Queue, server_log: ServerLog, connect: Connect
 ) -> None:
-    """No prepared statement, no LISTEN, no setting and no lock outlives its transaction."""
+    """No prepared statement, no LISTEN, no setting and no lock outlives its transaction (cases 114, 121)."""
     for _ in range(6):  # as often as makes psycopg prepare a statement elsewhere
         pooled.stats()
     live(pooled, connect)
@@ -108,7 +108,7 @@ def test_no_lock_is_held_between_transactions(pooled: venturi.Queue, connect: Co
 def test_a_worker_behind_a_pooler_listens_where_it_is_told_to(
     schema: str, dsn: str, server_log: ServerLog, connect: Connect
 ) -> None:
-    """With listen_dsn, which leads around the pooler, it is woken as any other."""
+    """With listen_dsn, which leads around the pooler, it is woken as any other (case 114)."""
     queue = venturi.Queue(schema, dsn=server_log.dsn, listen_dsn=dsn, pooler=True)
     producer = venturi.Queue(schema, dsn=server_log.dsn, pooler=True)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import collections.abc as cabc
 import datetime as dt
+import time
 import typing as t
 import uuid
+from zoneinfo import ZoneInfo
 
 import attrs
 import psycopg
 import pytest
 from fixtures.sqltext import on
 from fixtures.work import ended, working
+from psycopg.conninfo import make_conninfo
 
 import venturi
 
@@ -19,6 +22,7 @@ Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 HOUR = dt.timedelta(hours=1)
 DEEP = "[" * 2000 + "]" * 2000
+LONG = "1" + "0" * 5000
 
 
 @pytest.fixture
@@ -53,9 +57,10 @@ def history(queue: venturi.Queue) -> dict[str, uuid.UUID]:
     def beta(task: Beta) -> None:
         raise venturi.PermanentError("never")
 
-    jobs = {"completed": queue.enqueue(Alpha()).id, "dead": queue.enqueue(Beta()).id}
     with working(queue):
+        jobs = {"completed": queue.enqueue(Alpha()).id}
         ended(queue, jobs["completed"])
+        jobs["dead"] = queue.enqueue(Beta()).id  # alone, since what is settled together ends at the same instant
         ended(queue, jobs["dead"], "dead")
     jobs["cancelled"] = queue.enqueue(Beta(3)).id
     queue.cancel(jobs["cancelled"])
@@ -115,13 +120,23 @@ def test_a_job_is_a_frozen_record_of_everything(
 @pytest.mark.conformance(209)
 @pytest.mark.parametrize(
     ("stored", "shown"),
-    [('"text"', "text"), ("[1, 2]", [1, 2]), ("null", None), ('{"number": "7"}', {"number": "7"}), (DEEP, DEEP)],
-    ids=["text", "list", "null", "wrong field", "too deep"],
+    [
+        ('"text"', "text"),
+        ("[1, 2]", [1, 2]),
+        ("null", None),
+        ('{"number": "7"}', {"number": "7"}),
+        (DEEP, DEEP),
+        (LONG, LONG),
+    ],
+    ids=["text", "list", "null", "wrong field", "too deep", "too long a number"],
 )
 def test_a_payload_that_no_task_class_can_read_is_shown_as_it_is(
     queue: venturi.Queue, connect: Connect, stored: str, shown: object
 ) -> None:
-    """A record never fails because of what is in its payload, nor does a list with such a record in it."""
+    """A record never fails because of what is in its payload, nor does a list with such a record in it.
+
+    Cases 004, 011.
+    """
     id_ = queue.enqueue(Alpha()).id
     with connect(autocommit=True) as connection:
         connection.execute(on(queue.schema, "UPDATE {schema}.jobs SET payload = %s::jsonb"), [stored])
@@ -157,7 +172,10 @@ def test_an_option_out_of_its_bounds_is_refused(queue: venturi.Queue, options: d
 
 @pytest.mark.conformance(211)
 def test_pages_give_every_job_once_and_in_order(queue: venturi.Queue) -> None:
-    """Ten jobs by three: four pages, then an empty one; with a filter the pages hold what the filter leaves."""
+    """Ten jobs by three: four pages, then an empty one; with a filter the pages hold what the filter leaves.
+
+    Case 167.
+    """
     receipts = queue.enqueue_many([Alpha(n) if n % 2 else Beta(n) for n in range(10)])
     expected = [receipt.id for receipt in reversed(receipts)]
     assert _paged(queue) == ([3, 3, 3, 1, 0], expected)
@@ -174,6 +192,63 @@ def _paged(queue: venturi.Queue, **filters: t.Any) -> tuple[list[int], list[uuid
         sizes.append(len(page))
         ids += [found.id for found in page]
     return sizes, ids
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kathmandu", "UTC"])
+def test_sessions_of_any_zone_agree_on_every_instant(
+    queue: venturi.Queue, schema: str, dsn: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    """Producers, workers and operators wherever they are read and write the same times, all in UTC (case 088)."""
+    monkeypatch.setenv("PGTZ", "Asia/Tokyo")
+    monkeypatch.setenv("TZ", "Pacific/Kiritimati")
+    time.tzset()
+    try:
+        caller = connect()
+        caller.execute("SELECT set_config('timezone', %s, false)", [zone])
+        at = dt.datetime(2100, 3, 28, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+        later = queue.enqueue(Beta(), conn=caller, at=at).id
+        delayed = queue.enqueue(Beta(), conn=caller, delay=HOUR).id
+        now = queue.enqueue(Alpha(), conn=caller).id
+        caller.commit()
+        elsewhere: venturi.Queue = venturi.Queue(schema, dsn=make_conninfo(dsn, options=f"-c timezone={zone}"))
+        elsewhere.handler(task=Alpha)(lambda task: None)
+        with working(elsewhere):
+            ended(elsewhere, now)
+        jobs = {id_: job(queue, id_) for id_ in (later, delayed, now)}
+        for id_, found in jobs.items():
+            assert elsewhere.job(id_) == queue.job(id_, conn=caller) == found
+            assert {found.created_at.utcoffset()} == {dt.timedelta(0)}
+        assert jobs[later].visible_at == at.astimezone(dt.UTC)
+        assert jobs[delayed].visible_at == jobs[delayed].created_at + HOUR
+        finished = jobs[now].finished_at
+        assert finished is not None
+        assert dt.timedelta(0) < finished - jobs[now].created_at < dt.timedelta(seconds=10)
+        (entry,) = queue.journal(now, conn=caller)
+        assert entry.recorded_at == finished
+        assert elsewhere.cleanup(finished_before=finished) == 0
+        assert elsewhere.cleanup(finished_before=finished + dt.timedelta(microseconds=1)) == 1
+        elsewhere.close()
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+
+
+def test_pages_neither_skip_nor_repeat_while_jobs_come_and_go(queue: venturi.Queue, connect: Connect) -> None:
+    """However many share an instant: what is there from the first page to the last is listed once (case 167)."""
+    ids = [receipt.id for receipt in queue.enqueue_many([Beta(n) for n in range(30)])]
+    with connect(autocommit=True) as connection:
+        connection.execute(on(queue.schema, "UPDATE {schema}.jobs SET created_at = now()"))
+    listed, gone = list[uuid.UUID](), set[uuid.UUID]()
+    while page := queue.jobs(limit=4, before=listed[-1] if listed else None):
+        listed += [found.id for found in page]
+        queue.enqueue(Beta())
+        for id_ in (listed[-1], next((id_ for id_ in ids if id_ not in listed and id_ not in gone), listed[0])):
+            gone.add(id_)
+            queue.cancel(id_)
+        queue.cleanup(finished_before=dt.datetime.now(dt.UTC) + HOUR)
+    assert listed == sorted(listed, reverse=True)
+    assert len(listed) == len(set(listed))
+    assert {*ids} - gone <= {*listed} <= {*ids}
 
 
 @pytest.mark.conformance(212)
@@ -197,7 +272,7 @@ def test_finished_since_is_inclusive_and_finished_until_is_not(
 @pytest.mark.conformance(212)
 @pytest.mark.parametrize("option", ["finished_since", "finished_until"])
 def test_a_naive_datetime_is_refused(queue: venturi.Queue, option: str) -> None:
-    """It would mean another instant on another machine."""
+    """It would mean another instant on another machine (case 089)."""
     with pytest.raises(venturi.ConfigError, match=option):
         queue.jobs(**t.cast(t.Any, {option: dt.datetime(2030, 1, 1)}))
 

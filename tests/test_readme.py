@@ -273,7 +273,7 @@ def consume(queue: venturi.Queue, connection: psycopg.Connection[t.Any], during:
 def test_the_privileges_of_the_readme_suffice_for_each_role(
     granted: cabc.Callable[[str], venturi.Queue], roles: psycopg.Connection[t.Any]
 ) -> None:
-    """Producer, worker, operator and viewer do all that is theirs with what is granted to them."""
+    """Producer, worker, operator and viewer do all that is theirs with what is granted to them (case 150)."""
     operator, viewer = granted("app_operator"), granted("app_viewer")
     ids = produce(granted("app_producer"))
 
@@ -289,6 +289,9 @@ def test_the_privileges_of_the_readme_suffice_for_each_role(
     assert job is not None
     assert job.status == "dead"
     assert viewer.jobs(status="cancelled")
+    assert viewer.jobs(status="dead", kind="grant.keyed", limit=1) == [job]
+    assert {job.status for job in viewer.jobs(status="pending")} <= {"pending"}
+    assert viewer.jobs(status="claimed") == []
     assert [entry.outcome for entry in viewer.journal(ids["dies"])][-3:] == ["paused", "retried", "dead"]
     assert viewer.stats().kinds["grant.keyed"].dead == 1
 

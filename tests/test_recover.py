@@ -75,7 +75,10 @@ def lost(queue: venturi.Queue, session: Session, task: object, **options: t.Any)
 
 @pytest.mark.conformance(163)
 def test_an_expired_claim_becomes_pending_as_a_failure(maintained: venturi.Queue, session: Session) -> None:
-    """No owner, its priority and last stored carry, one failure more, and one entry that names the last worker."""
+    """No owner, its priority and last stored carry, one failure more, and one entry that names the last worker.
+
+    Cases 071, 072.
+    """
     queue, gone = maintained, claiming(maintained.schema)
     gone.heartbeat(session)
     id_ = queue.enqueue(Step(1), priority=Priority.LOW).id
@@ -104,7 +107,7 @@ def test_an_expired_claim_becomes_pending_as_a_failure(maintained: venturi.Queue
 def test_a_recovered_job_waits_for_its_backoff_and_five_seconds_at_least(
     maintained: venturi.Queue, session: Session, task: object, failures: int, delay: int
 ) -> None:
-    """The kind's curve where this worker holds it, else the worker's; no user code runs."""
+    """The kind's curve where this worker holds it, else the worker's; no user code runs (case 071)."""
     id_ = lost(maintained, session, task)
     alter(session, maintained.schema, id_, "failure_count", failures)
     decoded.clear()
@@ -122,14 +125,15 @@ def test_a_recovery_decided_on_an_older_epoch_does_nothing(queue: venturi.Queue,
     """Also where the lease was renewed, or the job was settled, between look and recovery."""
     ids = [lost(queue, session, Step(number)) for number in range(3)]
     maintainer = claiming(queue.schema)
-    seen = {claim.id: claim for claim in maintainer.expired(session, everywhere=True)}
+    seen = {uuid.UUID(claim.key): claim for claim in maintainer.expired(session, everywhere=True)}
     assert set(seen) == set(ids)
     alter(session, queue.schema, ids[0], "run_count", 2)
     alter(session, queue.schema, ids[1], "lease_until", dt.datetime.now(dt.UTC) + dt.timedelta(hours=1))
-    assert maintainer.settle(session, [Ending(ids[2], "recover.step", 1, seen[ids[2]].owner, "completed")]) == []
+    assert maintainer.settle(session, [Ending(str(ids[2]), "recover.step", 1, seen[ids[2]].owner, "completed")]) == []
     before = [queue.job(id_) for id_ in ids]
-    endings = [Ending(each.id, each.kind, each.run_count, each.owner, "recovered") for each in seen.values()]
-    assert {answer.id for answer in maintainer.settle(session, endings, expired=True)} == set(ids)
+    endings = [Ending(each.key, each.kind, each.run_count, each.owner, "recovered") for each in seen.values()]
+    answers = maintainer.settle(session, endings, expired=True)
+    assert {uuid.UUID(answer.key) for answer in answers} == set(ids)
     assert [queue.job(id_) for id_ in ids] == before
     assert [len(queue.journal(id_)) for id_ in ids] == [0, 0, 1]
 
@@ -138,7 +142,7 @@ def test_a_recovery_decided_on_an_older_epoch_does_nothing(queue: venturi.Queue,
 def test_workers_that_recover_at_once_leave_one_entry_for_each_lost_run(
     maintained: venturi.Queue, session: Session
 ) -> None:
-    """Four of them start together over 120 expired claims."""
+    """Four of them start together over 120 expired claims (case 073)."""
     fill(session, maintained.schema, 120, "recover.step")
     ids = [job.id for job in maintained.jobs(limit=1000)]
     strand(session, maintained.schema, *ids)
@@ -153,7 +157,7 @@ def test_workers_that_recover_at_once_leave_one_entry_for_each_lost_run(
 def test_expired_claims_are_recovered_in_batches_of_a_hundred_oldest_lease_first(
     maintained: venturi.Queue, session: Session
 ) -> None:
-    """250 of them within 2 s."""
+    """250 of them within 2 s (case 073)."""
     schema = sql.Identifier(maintained.schema)
     fill(session, maintained.schema, 250, "recover.step")
     session.execute(
@@ -175,7 +179,7 @@ def test_expired_claims_are_recovered_in_batches_of_a_hundred_oldest_lease_first
 
 @pytest.mark.conformance(167)
 def test_a_busy_worker_recovers_claims_of_kinds_that_it_does_not_handle(queue: venturi.Queue, session: Session) -> None:
-    """While all of its slots are taken."""
+    """While all of its slots are taken (case 069)."""
     started, go = threading.Event(), threading.Event()
 
     @queue.handler
@@ -191,11 +195,42 @@ def test_a_busy_worker_recovers_claims_of_kinds_that_it_does_not_handle(queue: v
         go.set()
 
 
+@pytest.mark.conformance(167)
+def test_a_lost_claim_takes_no_room_of_its_kind(queue: venturi.Queue, session: Session) -> None:
+    """With cap 1 the jobs beside it run, and it is recovered meanwhile (case 069)."""
+    ran: list[int] = []
+
+    @queue.handler(cap=1)
+    def handle(task: Step) -> None:
+        ran.append(task.number)
+
+    id_ = lost(queue, session, Step(0))
+    others = [queue.enqueue(Step(number)).id for number in range(1, 4)]
+    with working(queue, lease=1):
+        for other in others:
+            ended(queue, other)
+        until(queue, id_, "recovered")
+    assert ran == [1, 2, 3]
+
+
+@pytest.mark.conformance(163)
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_recovered_job_goes_before_what_is_less_urgent(queue: venturi.Queue, session: Session, count: int) -> None:
+    """Its priority is the one that it was enqueued with, and it waits behind no other tier (case 072)."""
+    id_ = lost(queue, session, Step(), priority=Priority.HIGH)
+    recover(queue, session)
+    queue.enqueue_many([Step(number) for number in range(20)], priority=Priority.LOW)
+    alter(session, queue.schema, id_, "visible_at", dt.datetime.now(dt.UTC) - dt.timedelta(milliseconds=1))
+    taken = claim(claiming(queue.schema), session, "recover.step", count=count)
+    assert len(taken) == count
+    assert taken[0].id == id_
+
+
 @pytest.mark.conformance(169)
 def test_a_recovered_job_wakes_parked_workers_for_the_time_it_is_due(
     maintained: venturi.Queue, session: Session, dsn: str, connect: Connect
 ) -> None:
-    """A worker with poll 60 s that has parked runs it when it is due."""
+    """A worker with poll 60 s that has parked runs it when it is due (case 091)."""
     ran = threading.Event()
     other = venturi.Queue(maintained.schema, dsn=dsn)
     other.handler(task=Step)(lambda task: ran.set())
@@ -211,7 +246,7 @@ def test_a_recovered_job_wakes_parked_workers_for_the_time_it_is_due(
         owner = other.job(later)
         assert owner is not None
         assert owner.owner is not None
-        ending = Ending(later, "recover.step", 1, owner.owner, "recovered", delay=300_000)
+        ending = Ending(str(later), "recover.step", 1, owner.owner, "recovered", delay=300_000)
         assert gone.settle(session, [ending], expired=True) == []
         assert ran.wait(0.8)
         ended(other, id_)
@@ -287,7 +322,7 @@ def test_a_job_whose_process_was_killed_runs_again(schema: str, session: Session
 def test_a_job_that_kills_its_process_on_every_run_ends_dead(
     maintained: venturi.Queue, session: Session, dsn: str
 ) -> None:
-    """At the 25th recovery, with a note naming the lost lease and the last worker."""
+    """At the 25th recovery, with a note naming the lost lease and the last worker (case 063)."""
     queue = maintained
     id_ = queue.enqueue(Step()).id
     for recovery in range(1, 25):
@@ -311,7 +346,7 @@ def recover(queue: venturi.Queue, session: Session) -> None:
     """Recover what has expired, as a maintainer does, but at once."""
     maintainer = claiming(queue.schema)
     expired = maintainer.expired(session, everywhere=True)
-    endings = [Ending(each.id, each.kind, each.run_count, each.owner, "recovered") for each in expired]
+    endings = [Ending(each.key, each.kind, each.run_count, each.owner, "recovered") for each in expired]
     assert maintainer.settle(session, endings, expired=True) == []
 
 

@@ -87,7 +87,7 @@ def test_both_forms_of_handler_are_dispatched_by_annotation(schema: str, dsn: st
 
 @pytest.mark.conformance(14)
 def test_a_class_defined_later_in_the_module_resolves(nowhere: venturi.Queue) -> None:
-    """Annotations are text until a worker starts."""
+    """Annotations are text until a worker starts (case 033)."""
 
     @nowhere.handler
     def later(task: DefinedLater) -> None:
@@ -104,7 +104,7 @@ class DefinedLater:
 
 @pytest.mark.conformance(14, 16)
 def test_a_name_for_type_checkers_only_is_named_with_the_way_out(nowhere: venturi.Queue) -> None:
-    """The error says what does not resolve and what to write instead, which works."""
+    """The error says what does not resolve and what to write instead, which works (case 033)."""
 
     def hidden(task: Hidden) -> None:  # pyright: ignore[reportUnknownParameterType]
         pass
@@ -120,7 +120,10 @@ def test_a_name_for_type_checkers_only_is_named_with_the_way_out(nowhere: ventur
 
 @pytest.mark.conformance(15)
 def test_a_decorated_function_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called and returns as before, with no queue, worker or environment; name, docstring, signature stay."""
+    """It is called and returns as before, with no queue, worker or environment; name, docstring, signature stay.
+
+    Case 029.
+    """
     for name in list(os.environ):
         if name.startswith("PG") or name.endswith("DATABASE_URL"):
             monkeypatch.delenv(name)
@@ -137,6 +140,21 @@ def test_a_decorated_function_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -
         assert inspect.signature(handler) == inspect.signature(welcome)
 
 
+def quoted(task: "Welcome") -> None: ...  # noqa: UP037 - as people write it
+def quoted_carry(task: "Feed", ctx: "Context[Cursor]") -> None: ...  # noqa: UP037
+def annotated(task: t.Annotated[Welcome, "a user's"]) -> None: ...
+def hidden_context(task: Welcome, ctx: Context[Hidden]) -> None: ...  # pyright: ignore[reportUnknownParameterType]
+def hidden_result(task: Welcome) -> Hidden: ...  # pyright: ignore[reportUnknownParameterType]
+
+
+@pytest.mark.conformance(16)
+@pytest.mark.parametrize("name", ["quoted", "quoted_carry", "annotated", "hidden_context", "hidden_result"])
+def test_annotations_are_read_as_far_as_they_are_needed(nowhere: venturi.Queue, name: str) -> None:
+    """Quoted and postponed, with more to them, or beside names that only type checkers have (case 033)."""
+    nowhere.handler(globals()[name])
+    binding(nowhere)
+
+
 def nothing() -> None: ...
 def three(task: Welcome, ctx: Context, more: int) -> None: ...
 def keyword(task: Welcome, *, ctx: Context) -> None: ...
@@ -147,10 +165,11 @@ def unresolved(task: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa
 def other_carry(task: Feed, ctx: Context[Welcome]) -> None: ...
 def no_carry(task: Welcome, ctx: Context[Cursor]) -> None: ...
 def none_carry(task: Feed, ctx: Context[None]) -> None: ...
+def quoted_other(task: Feed, ctx: "Context[Welcome]") -> None: ...  # noqa: UP037
 
 
 BROKEN = ["nothing", "three", "keyword", "bare", "no_task", "no_class", "unresolved"]
-WRONG_CARRIES = ["other_carry", "no_carry", "none_carry"]
+WRONG_CARRIES = ["other_carry", "no_carry", "none_carry", "quoted_other"]
 
 
 @pytest.mark.conformance(16)
@@ -168,11 +187,34 @@ def test_a_function_that_cannot_handle_is_named(nowhere: venturi.Queue, name: st
 
 @pytest.mark.parametrize("thing", [5, None, "welcome", object()])
 def test_what_cannot_be_called_is_no_handler(nowhere: venturi.Queue, thing: t.Any) -> None:
-    """And neither is a builtin whose signature cannot be read."""
+    """And neither is a builtin whose signature cannot be read (case 029)."""
     with pytest.raises(ConfigError):
         nowhere.handler(task=Welcome)(thing)
     with pytest.raises(ConfigError):
         nowhere.handler(task=NoTask)(lambda task: None)
+
+
+class Later:
+    """An object whose call is a coroutine."""
+
+    async def __call__(self, task: Welcome) -> None: ...
+
+
+async def coroutine(task: Welcome) -> None: ...
+def generator(task: Welcome) -> t.Iterator[int]:
+    yield 1
+
+
+async def both(task: Welcome) -> t.AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.conformance(16)
+@pytest.mark.parametrize("fn", [coroutine, generator, both, functools.partial(coroutine), Later(), Later().__call__])
+def test_what_only_makes_a_coroutine_or_a_generator_is_no_handler(nowhere: venturi.Queue, fn: t.Any) -> None:
+    """It would do nothing, run for run, whatever form it comes in (case 029)."""
+    with pytest.raises(ConfigError, match="plain functions"):
+        nowhere.handler(task=Welcome)(fn)
 
 
 def defaults(task: Welcome, ctx: Context | None = None, *more: int, flag: bool = False, **rest: int) -> None: ...
@@ -210,12 +252,28 @@ def with_more(more: str, task: Welcome) -> None:
     Methods.seen.append(more)
 
 
+def logged(fn: t.Callable[[Welcome], None]) -> t.Callable[[Welcome], None]:
+    """A decorator as programs have them."""
+
+    @functools.wraps(fn)
+    def inner(*arguments: t.Any, **options: t.Any) -> None:
+        fn(*arguments, **options)
+
+    return inner
+
+
+@logged
+def wrapped(task: Welcome) -> None:
+    Methods.seen.append("wrapped")
+
+
 FORMS: dict[str, t.Any] = {
     "bound": Methods().bound,
     "static": Methods.static,
     "of class": Methods.of_class,
     "called": Methods(),
     "partial": functools.partial(with_more, "partial"),
+    "wrapped": wrapped,
     "lambda": eval("lambda task: Methods.seen.append('lambda')"),  # untyped, as users write it
     "cached": eval("functools.lru_cache(lambda task: Methods.seen.append('cached'))"),
 }
@@ -225,7 +283,7 @@ FORMS: dict[str, t.Any] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("named", [True, False])
 def test_callables_of_every_form_are_handlers(queue: venturi.Queue, form: str, named: bool) -> None:
-    """Methods, partials and objects too; one without an annotation needs its task named, and says so."""
+    """Methods, partials and objects too; one without an annotation needs its task named, and says so (case 029)."""
     Methods.seen.clear()
     if named:
         queue.handler(task=Welcome)(FORMS[form])
@@ -296,7 +354,7 @@ MODULES = {
 @pytest.mark.conformance(22)
 @pytest.mark.parametrize("order", [("tasks", "app", "handlers"), ("handlers", "app", "tasks"), ("app", "handlers")])
 def test_modules_may_be_imported_in_any_order(tmp_path: Path, order: tuple[str, ...]) -> None:
-    """Nothing but the class is needed to declare a task, and nothing but the queue to declare a handler."""
+    """Nothing but the class is needed to declare a task, and nothing but the queue to declare a handler (case 037)."""
     for name, source in MODULES.items():
         (tmp_path / f"{name}.py").write_text(source)
     path = os.pathsep.join([str(tmp_path), str(Path(venturi.__file__).parents[1])])

@@ -24,7 +24,10 @@ def turns(rotation: Rotation, count: int, at_a_time: int = 1) -> list[Priority]:
 @pytest.mark.parametrize("at_a_time", [1, 3, 8])
 @pytest.mark.parametrize("start", [0, 5, 15])
 def test_any_sixteen_claims_in_a_row_keep_the_shares(at_a_time: int, start: int) -> None:
-    """At ratio 4 every window of 16 claims holds 12 HIGH, 3 NORMAL and 1 LOW, however many are claimed at a time."""
+    """At ratio 4 every window of 16 claims holds 12 HIGH, 3 NORMAL and 1 LOW, however many are claimed at a time.
+
+    Case 100.
+    """
     tiers = turns(Rotation(4, start), 96, at_a_time)
     for begin in range(80):
         window = tiers[begin : begin + 16]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as cabc
 import datetime as dt
+import math
 import threading
 import time
 import typing as t
@@ -12,7 +13,7 @@ import uuid
 import attrs
 import psycopg
 import pytest
-from fixtures.claims import PAST, alter, claim, claiming, completed, expire
+from fixtures.claims import PAST, alter, claim, claiming, completed, expire, strand
 from fixtures.statements import Bell
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
@@ -106,7 +107,7 @@ def test_a_completed_job_leaves_the_hot_table_and_stays_readable(queue: venturi.
 
 @pytest.mark.conformance(113)
 def test_the_carry_of_a_completing_run_does_not_matter(queue: venturi.Queue) -> None:
-    """It is neither encoded nor stored, so that one that cannot be encoded changes nothing."""
+    """It is neither encoded nor stored, so that one that cannot be encoded changes nothing (case 026)."""
     job, (entry,) = ran(queue, "spoil and complete", "completed")
     assert (job.status, job.carry, entry.note) == ("completed", None, None)
 
@@ -169,7 +170,7 @@ def test_a_settle_and_its_entry_are_one_transaction(
     id_ = queue.enqueue(Step()).id
     worker = claiming(queue.schema)
     (taken,) = claim(worker, session, "settle.step")
-    ending = Ending(taken.id, taken.kind, taken.run_count, worker.owner, outcome)
+    ending = Ending(taken.key, taken.kind, taken.run_count, worker.owner, outcome)
     with session.transaction(force_rollback=True):
         assert worker.settle(session, [ending]) == []
     job = queue.job(id_)
@@ -186,24 +187,24 @@ def test_a_settle_and_its_entry_are_one_transaction(
 
 @pytest.mark.conformance(119)
 def test_a_settle_that_does_not_own_the_claim_writes_nothing(queue: venturi.Queue, session: Session) -> None:
-    """Another owner, an older run_count, or a job that is settled already: refused, and nothing changes."""
+    """Another owner, an older run_count, or a job that is settled already: refused, and nothing changes (case 064)."""
     id_ = queue.enqueue(Step()).id
     worker, stranger = claiming(queue.schema), claiming(queue.schema)
     (old,) = claim(worker, session, "settle.step")
-    assert worker.settle(session, [Ending(old.id, old.kind, old.run_count, worker.owner, "released")]) == []
+    assert worker.settle(session, [Ending(old.key, old.kind, old.run_count, worker.owner, "released")]) == []
     (taken,) = claim(worker, session, "settle.step")
     before = queue.job(id_)
     entries = queue.journal(id_)
     for ending in (
-        Ending(taken.id, taken.kind, taken.run_count, stranger.owner, "completed"),
-        Ending(taken.id, taken.kind, old.run_count, worker.owner, "dead"),
-        Ending(uuid.uuid4(), taken.kind, 1, worker.owner, "completed"),
+        Ending(taken.key, taken.kind, taken.run_count, stranger.owner, "completed"),
+        Ending(taken.key, taken.kind, old.run_count, worker.owner, "dead"),
+        Ending(str(uuid.uuid4()), taken.kind, 1, worker.owner, "completed"),
     ):
         (answer,) = worker.settle(session, [ending])
         assert (answer.ours, answer.done) == (False, False)
     assert (queue.job(id_), queue.journal(id_)) == (before, entries)
     assert worker.settle(session, completed([taken], worker.owner)) == []
-    (answer,) = worker.settle(session, [Ending(taken.id, taken.kind, taken.run_count, worker.owner, "dead")])
+    (answer,) = worker.settle(session, [Ending(taken.key, taken.kind, taken.run_count, worker.owner, "dead")])
     assert (answer.ours, answer.done) == (False, False)
     assert [entry.outcome for entry in queue.journal(id_)] == ["released", "completed"]
 
@@ -232,7 +233,7 @@ class Noted:
     [("a\0b", "a\\u0000b"), ("a\ud800b", "a\\ud800b"), ("fine \N{SNOWMAN}", "fine \N{SNOWMAN}")],
 )
 def test_what_a_note_cannot_hold_becomes_visible(queue: venturi.Queue, text: str, stored: str) -> None:
-    """NUL and lone surrogates become escapes, and the outcome stands."""
+    """NUL and lone surrogates become escapes, and the outcome stands (case 014)."""
     queue.handler(task=Noted)(lambda task: venturi.Completed(text))
     id_ = queue.enqueue(Noted()).id
     with working(queue):
@@ -242,7 +243,7 @@ def test_what_a_note_cannot_hold_becomes_visible(queue: venturi.Queue, text: str
 
 @pytest.mark.conformance(125)
 def test_a_long_note_is_cut_and_marked(queue: venturi.Queue) -> None:
-    """A note over 8 KiB keeps its beginning and end."""
+    """A note over 8 KiB keeps its beginning and end (case 016)."""
     queue.handler(task=Noted)(lambda task: venturi.Completed("begin " + "\N{SNOWMAN}" * 5000 + " end"))
     id_ = queue.enqueue(Noted()).id
     with working(queue):
@@ -257,7 +258,7 @@ def test_a_long_note_is_cut_and_marked(queue: venturi.Queue) -> None:
 @pytest.mark.parametrize("evidence", [object(), "x" * 70_000, float("nan"), "\0"], ids=["object", "size", "nan", "nul"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_evidence_that_cannot_be_stored_is_left_out(queue: venturi.Queue, evidence: object, fails: bool) -> None:
-    """The entry says so, and the outcome stands."""
+    """The entry says so, and the outcome stands (cases 001, 003, 014, 026)."""
 
     @queue.handler
     def handle(task: Noted, ctx: venturi.Context) -> venturi.Outcome:
@@ -279,7 +280,7 @@ def test_evidence_that_cannot_be_stored_is_left_out(queue: venturi.Queue, eviden
 def test_a_failing_run_whose_carry_cannot_be_encoded_keeps_its_error_and_the_carry_from_before(
     queue: venturi.Queue,
 ) -> None:
-    """The problem is added to the note."""
+    """The problem is added to the note (case 026)."""
     job, (_, entry) = ran(queue, "pause then spoil", "paused", "retried")
     assert (job.status, job.failure_count, job.carry) == ("pending", 1, {"runs": 1, "extra": ""})
     assert entry.note is not None
@@ -289,11 +290,115 @@ def test_a_failing_run_whose_carry_cannot_be_encoded_keeps_its_error_and_the_car
 
 @pytest.mark.conformance(127)
 def test_a_pause_whose_carry_cannot_be_encoded_ends_dead(queue: venturi.Queue) -> None:
-    """Its note names the carry."""
+    """Its note names the carry (case 026)."""
     job, (entry,) = ran(queue, "spoil and pause", "dead")
     assert (job.status, job.failure_count) == ("dead", 1)
     assert entry.note is not None
     assert "carry.extra" in entry.note
+
+
+@attrs.define
+class Touchy:
+    """A carry that takes anything, and whose class does not let everything be read back."""
+
+    value: object = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.value == 13:
+            raise SystemExit("unlucky")
+
+
+@venturi.task("settle.touchy", carry=Touchy)
+class Bearing:
+    pass
+
+
+SPOILT: dict[str, object] = {
+    "NUL": "a\0b",
+    "NUL in a key": {"a\0": 1},
+    "NaN": math.nan,
+    "infinity": [-math.inf],
+    "object": object(),
+    "exit": 13,
+}
+
+
+@pytest.mark.conformance(35, 127)
+@pytest.mark.parametrize("fails", [False, True], ids=["pauses", "fails"])
+@pytest.mark.parametrize("value", SPOILT.values(), ids=SPOILT)
+def test_whatever_is_wrong_with_a_carry_the_run_is_settled_at_once(
+    queue: venturi.Queue, value: object, fails: bool
+) -> None:
+    """A pause ends dead, a failure is retried with the carry from before; the note says why (cases 001, 003, 023, 026).
+
+    It is so even if the code that encodes it exits.
+    """
+
+    @queue.handler
+    def handle(task: Bearing, ctx: venturi.Context[Touchy]) -> venturi.Outcome:
+        ctx.carry.value = value
+        if fails:
+            raise ValueError("the feed is down")
+        return venturi.Pause()
+
+    id_ = queue.enqueue(Bearing()).id
+    with working(queue):
+        (entry,) = until(queue, id_, "retried" if fails else "dead")
+    job = queue.job(id_)
+    assert job is not None
+    assert (job.carry, job.failure_count) == (None, 1)
+    assert "the carry cannot be stored: " in (entry.note or "")
+    assert fails == ("the feed is down" in (entry.note or ""))
+
+
+@pytest.mark.parametrize("count", [2**31 - 1, 2**53])
+def test_counts_and_ids_have_room(queue: venturi.Queue, session: Session, count: int) -> None:
+    """Neither 32 bits nor those of a float bound runs, failures or entries, on any way a run may end (case 078)."""
+    seen: list[tuple[int, int, int]] = []
+
+    @queue.handler
+    def handle(task: Step, ctx: venturi.Context[Tally]) -> venturi.Outcome:
+        seen.append((ctx.run_count, ctx.failure_count, len(ctx.history)))
+        match len(seen):
+            case 1:
+                return venturi.Pause()
+            case 2:
+                raise ValueError("no")
+            case 4:
+                ctx.cancelled.wait(10)
+                ctx.cancelled.check()
+            case _:
+                pass
+        return None
+
+    def again() -> None:
+        alter(session, queue.schema, id_, "visible_at", PAST)
+
+    schema = sql.Identifier(queue.schema)
+    restart = sql.SQL("ALTER TABLE {}.journal ALTER COLUMN id RESTART WITH {}")
+    session.execute(restart.format(schema, sql.Literal(count + 5)))
+    id_ = queue.enqueue(Step()).id
+    for column in ("run_count", "failure_count"):
+        alter(session, queue.schema, id_, column, count)
+    outcomes = ["paused", "retried", "recovered", "completed"]
+    with working(queue, backstop=None):
+        until(queue, id_, *outcomes[:2])
+    strand(session, queue.schema, id_)
+    with working(queue, backstop=None):
+        until(queue, id_, *outcomes[:3])
+        again()
+        entries = until(queue, id_, *outcomes)
+    assert [entry.run_no for entry in entries] == [count + n for n in (1, 2, 3, 4)]
+    assert [entry.failure_count for entry in entries] == [count, count + 1, count + 2, count + 2]
+    assert [entry.id for entry in entries] == [count + n for n in (5, 6, 7, 8)]
+    assert seen == [(count + 1, count, 0), (count + 2, count, 1), (count + 4, count + 2, 3)]
+    other = queue.enqueue(Step()).id
+    alter(session, queue.schema, other, "run_count", count)
+    with working(queue):
+        eventually(lambda: len(seen) == 4)
+    (entry,) = queue.journal(other)
+    assert (entry.outcome, entry.run_no) == ("released", count + 1)
+    assert [job.run_count for job in queue.jobs()] == [count + 1, count + 4]
 
 
 @pytest.mark.conformance(129)
@@ -332,7 +437,7 @@ def test_what_goes_back_to_pending_rings_the_bell(
     worker = claiming(queue.schema)
     (taken,) = claim(worker, session, "settle.step")
     bell = Bell(connect(autocommit=True), queue.schema)
-    ending = Ending(taken.id, taken.kind, taken.run_count, worker.owner, outcome, delay=1_000_000)
+    ending = Ending(taken.key, taken.kind, taken.run_count, worker.owner, outcome, delay=1_000_000)
     assert worker.turn(session, [ending], None).unsettled == []
     assert bell.rings() == (outcome in ("paused", "retried", "released", "recovered"))
 
@@ -341,7 +446,7 @@ def test_what_goes_back_to_pending_rings_the_bell(
 def test_a_job_paused_by_a_worker_that_stops_runs_on_another_in_time(
     queue: venturi.Queue, dsn: str, connect: Connect
 ) -> None:
-    """A worker that is parked with poll 60 s starts it as soon as it is due."""
+    """A worker that is parked with poll 60 s starts it as soon as it is due (case 091)."""
     started, go, ran = threading.Event(), threading.Event(), threading.Event()
 
     def pause(task: Step) -> venturi.Outcome:

@@ -14,6 +14,7 @@ import pytest
 from fixtures.blocking import held_up
 from fixtures.claims import claim, claiming, completed, fill
 from fixtures.proxy import Proxy
+from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, until, working
 from psycopg import sql
@@ -90,7 +91,7 @@ def test_a_result_whose_claim_is_lost_is_refused_and_counted_once(
     caplog: pytest.LogCaptureFixture,
     change: str,
 ) -> None:
-    """It writes nothing, logs a warning with id and run, and counts one lost claim."""
+    """It writes nothing, logs a warning with id and run, and counts one lost claim (cases 064, 172)."""
     gate, counter = Gate(queue), Counter(queue, monkeypatch)
     id_ = queue.enqueue(Step()).id
     with working(queue, concurrency=1, lease=60):
@@ -104,6 +105,32 @@ def test_a_result_whose_claim_is_lost_is_refused_and_counted_once(
     assert record.levelno == logging.WARNING
     assert (getattr(record, "job"), getattr(record, "run")) == (str(id_), 1)  # noqa: B009 - not declared
     assert str(id_) in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("change", "recorded"),
+    [
+        ("DELETE FROM {schema}.live WHERE id = %s", False),
+        ("DELETE FROM {schema}.jobs WHERE id = %s", True),
+        ("UPDATE {schema}.live SET kind = 'another' WHERE id = %s", True),
+        ("DELETE FROM {schema}.journal WHERE job_id = %s", True),
+    ],
+)
+def test_a_row_that_somebody_deletes_or_edits_disturbs_no_other(
+    queue: venturi.Queue, session: Session, change: t.LiteralString, recorded: bool
+) -> None:
+    """What still can be is recorded, the rest refused, and the runs that end with it are settled (case 074)."""
+    gate = Gate(queue)
+    changed, other = (receipt.id for receipt in queue.enqueue_many([Step(1), Step(2)]))
+    with working(queue, lease=60):
+        gate.wait()
+        gate.wait()
+        session.execute(on(queue.schema, change), [changed])
+        gate.open()
+        ended(queue, other)
+        ended(queue, queue.enqueue(Step(3)).id)
+        eventually(lambda: len(queue.journal(changed)) == recorded)
+        assert (queue.jobs(status="claimed"), gate.runs) == ([], 3)
 
 
 @pytest.mark.conformance(119)
@@ -169,7 +196,7 @@ def test_after_a_lease_that_ran_out_in_an_outage_the_epoch_decides(
         gate.open()
         update(session, queue.schema, "lease_until = statement_timestamp() - interval '1 s'", id_)
         if recovered:
-            ending = Ending(id_, "trouble.step", 1, worker.id, "recovered", delay=3_600_000_000)
+            ending = Ending(str(id_), "trouble.step", 1, worker.id, "recovered", delay=3_600_000_000)
             assert claiming(queue.schema).settle(session, [ending], expired=True) == []
         proxy.resume()
         after = queue.enqueue(Step()).id
@@ -188,7 +215,7 @@ def test_an_answer_that_was_lost_after_the_commit_is_no_second_entry(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Given the connection cut between commit and answer, one entry is left and no claim counts as lost."""
+    """Given the connection cut between commit and answer, one entry is left and no claim counts as lost (case 076)."""
     distant = venturi.Queue(queue.schema, dsn=proxy.dsn)
     gate, counter = Gate(distant), Counter(distant, monkeypatch)
     id_ = queue.enqueue(Step()).id
@@ -212,7 +239,7 @@ def test_an_answer_that_was_lost_after_the_commit_is_no_second_entry(
 
 @pytest.mark.conformance(123)
 def test_a_session_that_is_terminated_before_the_commit_settles_once(queue: venturi.Queue, connect: Connect) -> None:
-    """The other half of an ambiguous commit: nothing was recorded, and the retry records it."""
+    """The other half of an ambiguous commit: nothing was recorded, and the retry records it (case 076)."""
     gate, watch = Gate(queue), connect(autocommit=True)
     id_ = queue.enqueue(Step()).id
     with held_up(connect(autocommit=True), queue.schema) as holdup, working(queue, concurrency=1):
@@ -296,7 +323,7 @@ def test_a_settle_that_races_renewals_leaves_no_row_behind(schema: str, session:
 
         def renew() -> None:
             while not stop.is_set():
-                worker.renew(renewing, [(each.id, each.run_count) for each in claims])
+                worker.renew(renewing, [(each.key, each.run_count) for each in claims])
 
         thread = threading.Thread(target=renew)
         thread.start()
@@ -306,8 +333,8 @@ def test_a_settle_that_races_renewals_leaves_no_row_behind(schema: str, session:
             while left and time.monotonic() < deadline:
                 answers = worker.settle(session, left)
                 assert all(answer.ours for answer in answers)
-                locked = {answer.id for answer in answers}
-                left = [ending for ending in left if ending.id in locked]
+                locked = {answer.key for answer in answers}
+                left = [ending for ending in left if ending.key in locked]
         finally:
             stop.set()
             thread.join()

@@ -45,7 +45,7 @@ def job(queue: venturi.Queue, id: uuid.UUID) -> venturi.Job:
 
 @pytest.mark.conformance(182)
 def test_a_stop_may_come_from_anywhere_and_any_number_of_times(queue: venturi.Queue, handlers: Handlers) -> None:
-    """From many threads and again afterwards; a job that comes then is left alone."""
+    """From many threads and again afterwards; a job that comes then is left alone (case 127)."""
     with working(queue) as worker:
         running = queue.enqueue(Work()).id
         handlers.await_begun(1)
@@ -66,7 +66,7 @@ def test_a_stop_may_come_from_anywhere_and_any_number_of_times(queue: venturi.Qu
 
 @pytest.mark.conformance(182)
 def test_a_handler_may_stop_its_own_worker(queue: venturi.Queue) -> None:
-    """It ends as it would, and the jobs behind it stay pending."""
+    """It ends as it would, and the jobs behind it stay pending (case 127)."""
 
     @queue.handler
     def handle(task: Work) -> None:
@@ -103,7 +103,7 @@ def test_a_worker_that_was_stopped_before_its_start_claims_nothing(queue: ventur
 def test_a_handler_that_heeds_the_stop_is_settled_by_what_it_did(
     queue: venturi.Queue, handlers: Handlers, end: str, outcome: str, note: str
 ) -> None:
-    """Exactly that entry, and none that says released unless it gave way itself."""
+    """Exactly that entry, and none that says released unless it gave way itself (case 126)."""
     with working(queue) as worker:
         running = queue.enqueue(Work(end)).id
         handlers.await_begun(1)
@@ -119,7 +119,7 @@ def test_a_handler_that_heeds_the_stop_is_settled_by_what_it_did(
 def test_a_handler_that_ignores_the_stop_loses_its_claim_at_the_deadline(
     queue: venturi.Queue, handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """work() returns; the job is pending with no failure; report and log name job, kind and thread."""
+    """work() returns; the job is pending with no failure; report and log name job, kind and thread (cases 025, 140)."""
     worker = queue.work(block=False, shutdown_timeout=0.2)
     stubborn = queue.enqueue(Work("ignore")).id
     handlers.await_begun(1)
@@ -141,7 +141,7 @@ def test_a_handler_that_ignores_the_stop_loses_its_claim_at_the_deadline(
 
 @pytest.mark.conformance(185)
 def test_ten_stragglers_are_released_at_once_in_one_statement(schema: str, server_log: ServerLog) -> None:
-    """With a deadline of 0 nobody is waited for, whatever the ten threads do."""
+    """With a deadline of 0 nobody is waited for, whatever the ten threads do (case 140)."""
     queue = venturi.Queue(schema, dsn=server_log.dsn)
     handlers = Handlers(queue)
     queue.enqueue_many([Work("ignore")] * 10)
@@ -163,7 +163,7 @@ def test_ten_stragglers_are_released_at_once_in_one_statement(schema: str, serve
 def test_a_released_job_runs_elsewhere_and_the_late_result_is_refused(
     queue: venturi.Queue, dsn: str, handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another worker takes it at once; what the straggler returns afterwards is logged and not recorded."""
+    """Another worker takes it at once; what the straggler returns afterwards is logged and not recorded (case 140)."""
     worker = queue.work(block=False, shutdown_timeout=0)
     released = queue.enqueue(Work("ignore")).id
     handlers.await_begun(1)
@@ -225,6 +225,45 @@ def test_after_an_orderly_stop_nothing_of_the_worker_is_left(
     assert {job(queue, id_).status for id_ in jobs} == {"completed"}
 
 
+@venturi.task("late")
+class Late:
+    seconds: float
+
+
+def test_runs_that_end_one_by_one_up_to_the_deadline_are_settled_by_a_slow_database(
+    queue: venturi.Queue, connect: Connect
+) -> None:
+    """The worker's connections are closed after the last of them (case 139)."""
+    began = threading.Semaphore(0)
+
+    @queue.handler
+    def handle(task: Late, ctx: venturi.Context) -> None:
+        began.release()
+        ctx.cancelled.wait(10)
+        time.sleep(task.seconds)
+
+    with connect(autocommit=True) as connection:
+        connection.execute(
+            on(
+                queue.schema,
+                """CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS
+                   $$ BEGIN PERFORM pg_sleep(0.15); RETURN NEW; END $$;
+                   CREATE TRIGGER slow BEFORE INSERT ON {schema}.journal FOR EACH STATEMENT
+                   EXECUTE FUNCTION {schema}.slow()""",
+            )
+        )
+        try:
+            with working(queue, concurrency=8, shutdown_timeout=1) as worker:
+                jobs = [receipt.id for receipt in queue.enqueue_many([Late(n / 8) for n in range(8)])]
+                for _ in jobs:
+                    assert began.acquire(timeout=5)
+                worker.stop()
+                assert stopped(worker) == venturi.Report(8)
+        finally:
+            connection.execute(on(queue.schema, "DROP FUNCTION {schema}.slow() CASCADE"))
+    assert {job(queue, id_).status for id_ in jobs} == {"completed"}
+
+
 @pytest.mark.conformance(192)
 @pytest.mark.parametrize("how", ["with", "seconds", "timedelta", "event"])
 def test_there_are_four_ways_to_the_same_stop(queue: venturi.Queue, handlers: Handlers, how: str) -> None:
@@ -255,7 +294,7 @@ def test_there_are_four_ways_to_the_same_stop(queue: venturi.Queue, handlers: Ha
 
 @pytest.mark.conformance(192)
 def test_the_stop_event_alone_stops_a_worker(queue: venturi.Queue, handlers: Handlers) -> None:
-    """Also one that blocks a thread of its own."""
+    """Also one that blocks a thread of its own (case 132)."""
     event, reports = threading.Event(), list[venturi.Report]()
     thread = threading.Thread(target=lambda: reports.append(queue.work(stop=event)))
     thread.start()

@@ -77,7 +77,10 @@ def steps(queue: venturi.Queue) -> cabc.Iterator[Steps]:
 def test_a_signal_is_an_orderly_stop_on_the_main_thread(
     queue: venturi.Queue, steps: Steps, number: signal.Signals
 ) -> None:
-    """The handler ends as it likes, work() returns its report, and the signals' handlers are what they were."""
+    """The handler ends as it likes, work() returns its report, and the signals' handlers are what they were.
+
+    Case 126.
+    """
     before = [signal.getsignal(each) for each in SIGNALS]
     running = queue.enqueue(Work()).id
     thread = steps.kill(number)
@@ -90,7 +93,7 @@ def test_a_signal_is_an_orderly_stop_on_the_main_thread(
 
 @pytest.mark.conformance(193)
 def test_a_second_signal_releases_at_once(queue: venturi.Queue, steps: Steps) -> None:
-    """Whichever of the two it is, and a third one changes nothing."""
+    """Whichever of the two it is, and a third one changes nothing (case 127)."""
     running = queue.enqueue(Work("ignore")).id
     thread = steps.kill(signal.SIGTERM, signal.SIGINT, signal.SIGTERM)
     began = time.monotonic()
@@ -108,7 +111,7 @@ def test_a_second_signal_releases_at_once(queue: venturi.Queue, steps: Steps) ->
 @pytest.mark.conformance(193)
 @pytest.mark.parametrize("options", [{"signals": False}, {}], ids=["signals=False", "other thread"])
 def test_no_signal_is_touched_otherwise(queue: venturi.Queue, steps: Steps, options: dict[str, bool]) -> None:
-    """Not with signals=False, and not off the main thread, where work() runs just as well."""
+    """Not with signals=False, and not off the main thread, where work() runs just as well (case 132)."""
     heard = list[int]()
 
     def hear(number: int, frame: object) -> None:
@@ -139,7 +142,7 @@ def test_no_signal_is_touched_otherwise(queue: venturi.Queue, steps: Steps, opti
 
 @pytest.mark.conformance(194)
 def test_ctrl_c_is_an_orderly_stop_that_is_raised_again_at_its_end(queue: venturi.Queue, steps: Steps) -> None:
-    """With signals=False the KeyboardInterrupt reaches the caller when the handler has been settled."""
+    """With signals=False the KeyboardInterrupt reaches the caller when the handler has been settled (case 021)."""
     running = queue.enqueue(Work()).id
     thread = steps.kill(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -150,7 +153,7 @@ def test_ctrl_c_is_an_orderly_stop_that_is_raised_again_at_its_end(queue: ventur
 
 @pytest.mark.conformance(194)
 def test_a_second_ctrl_c_releases_at_once(queue: venturi.Queue, steps: Steps) -> None:
-    """The first one waits for the handler for up to thirty seconds."""
+    """The first one waits for the handler for up to thirty seconds (case 127)."""
     running = queue.enqueue(Work("ignore")).id
     thread = steps.kill(signal.SIGINT, signal.SIGINT)
     began = time.monotonic()
@@ -190,7 +193,7 @@ else:
 def test_a_busy_worker_that_is_interrupted_leaves_no_claim_behind(
     queue: venturi.Queue, program: Programs, connect: Connect, signals: bool
 ) -> None:
-    """Whatever the worker is doing at that moment, be it to wait for the answer to a claim."""
+    """Whatever the worker is doing at that moment, be it to wait for the answer to a claim (case 128)."""
     queue.enqueue_many([Work() for _ in range(20_000)])
     with connect(autocommit=True) as connection:
         for attempt in range(3):
@@ -237,7 +240,10 @@ say("returns")
 def test_a_script_that_returns_from_its_main_thread_exits_by_itself(
     queue: venturi.Queue, program: Programs, connect: Connect, end: str
 ) -> None:
-    """A running handler is told and settled, an idle worker just ends; neither leaves a claim or a row behind."""
+    """A running handler is told and settled, an idle worker just ends; neither leaves a claim or a row behind.
+
+    Case 137.
+    """
     script = program(LEFT_RUNNING.format(timeout=30, wait=False, jobs=1, end=end))
     script.hears("returns")
     assert script.ends(5) == 0
@@ -248,7 +254,7 @@ def test_a_script_that_returns_from_its_main_thread_exits_by_itself(
 
 @pytest.mark.conformance(190, 191)
 def test_such_a_script_releases_at_the_deadline_what_does_not_end(queue: venturi.Queue, program: Programs) -> None:
-    """Its job is pending again when the deadline is over, although the thread goes on."""
+    """Its job is pending again when the deadline is over, although the thread goes on (case 137)."""
     script = program(LEFT_RUNNING.format(timeout=0.2, wait=False, jobs=1, end="ignore"))
     script.hears("returns")
     eventually(lambda: [job.status for job in queue.jobs()] == ["pending"], 1.4)

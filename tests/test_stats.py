@@ -63,7 +63,10 @@ def test_stats_count_ready_and_scheduled_jobs_by_kind(queue: venturi.Queue, conn
 
 @pytest.mark.conformance(214)
 def test_stats_count_claimed_and_dead_jobs_and_name_the_kinds_that_nobody_serves(queue: venturi.Queue) -> None:
-    """A kind is served where a live worker handles it; one with scheduled or dead jobs alone is not named."""
+    """A kind is served where a live worker handles it; one with scheduled or dead jobs alone is not named.
+
+    Case 155.
+    """
     started, go = threading.Event(), threading.Event()
 
     @queue.handler
@@ -94,7 +97,7 @@ def test_stats_count_claimed_and_dead_jobs_and_name_the_kinds_that_nobody_serves
 
 @pytest.mark.conformance(215)
 def test_stats_are_one_snapshot_while_workers_run(queue: venturi.Queue, connect: Connect) -> None:
-    """While four workers turn 1000 jobs into dead ones, no call counts a job twice or misses one."""
+    """While four workers turn 1000 jobs into dead ones, no call counts a job twice or misses one (case 167)."""
 
     @queue.handler
     def handle(task: Alpha) -> None:

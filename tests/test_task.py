@@ -210,7 +210,7 @@ def test_jobs_of_a_former_kind_are_run(queue: venturi.Queue, dsn: str) -> None:
 
 @pytest.mark.conformance(10)
 def test_a_task_changed_by_its_run_is_whole_again_in_the_next(queue: venturi.Queue) -> None:
-    """Each run sees the payload that was enqueued, whatever the one before did to its own copy."""
+    """Each run sees the payload that was enqueued, whatever the one before did to its own copy (case 013)."""
 
     @venturi.task("items", backoff=Backoff(0.001, 0.001))
     class Items:
@@ -240,7 +240,7 @@ NAMES = (
 
 
 def test_fields_of_any_name_arrive_untouched(queue: venturi.Queue) -> None:
-    """No name of a field means anything to the library."""
+    """No name of a field means anything to the library (case 010)."""
     names = NAMES.split()
     made: type[t.Any] = attrs.make_class("Odd", {name: attrs.field(type=str) for name in names})
     odd = venturi.task("odd")(made)

@@ -13,7 +13,7 @@ from fixtures.program import Programs
 from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
-from opentelemetry import metrics, trace
+from opentelemetry import context, metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -118,7 +118,7 @@ def test_the_messaging_metrics_name_queue_and_kind(queue: venturi.Queue, sdk: Sd
 
 @pytest.mark.conformance(220)
 def test_merges_and_settled_outcomes_are_counted(queue: venturi.Queue, sdk: Sdk) -> None:
-    """Each outcome apart, after its commit; a merged enqueue is no sent message."""
+    """Each outcome apart, after its commit; a merged enqueue is no sent message (case 172)."""
     job = queue.enqueue(Mail(key="k")).id
     queue.enqueue(Mail(key="k"))
     assert sdk.total("venturi.merged", venturi__action="replaced") == 1
@@ -136,7 +136,7 @@ def test_merges_and_settled_outcomes_are_counted(queue: venturi.Queue, sdk: Sdk)
 def test_a_recovery_and_the_refused_settle_after_it_are_counted(
     sdk: Sdk, schema: str, dsn: str, connect: Connect
 ) -> None:
-    """The late result counts as a lost claim and as nothing else."""
+    """The late result counts as a lost claim and as nothing else (case 172)."""
     queue = venturi.Queue(schema, dsn=dsn)
     began, go = threading.Event(), threading.Event()
 
@@ -162,7 +162,7 @@ def test_a_recovery_and_the_refused_settle_after_it_are_counted(
 
 @pytest.mark.conformance(220)
 def test_releases_settle_errors_and_reconnects_are_counted(sdk: Sdk, schema: str, dsn: str, connect: Connect) -> None:
-    """A straggler at the deadline, a settle whose session was killed, a listener that had to come back."""
+    """A straggler at the deadline, a settle whose session was killed, a listener that had to come back (case 172)."""
     queue = venturi.Queue(schema, dsn=dsn)
     began, go = threading.Semaphore(0), threading.Event()
 
@@ -219,7 +219,7 @@ def test_claim_latency_runs_from_the_time_at_which_the_job_was_due(
 
 @pytest.mark.conformance(223)
 def test_a_run_is_linked_to_its_enqueue_and_is_not_its_child(queue: venturi.Queue, sdk: Sdk, connect: Connect) -> None:
-    """The producer's span is stored with the job; the consumer's names job, kind and run number."""
+    """The producer's span is stored with the job; the consumer's names job, kind and run number (case 170)."""
     with sdk.tracers.get_tracer("app").start_as_current_span("request") as request:
         job = queue.enqueue(Mail()).id
     (sent,) = sdk.spans("send send.mail")
@@ -244,7 +244,7 @@ def test_a_run_is_linked_to_its_enqueue_and_is_not_its_child(queue: venturi.Queu
 
 @pytest.mark.conformance(223, 224)
 def test_the_span_of_a_failed_run_says_so_and_holds_no_text_of_the_error(queue: venturi.Queue, sdk: Sdk) -> None:
-    """The error may quote the payload."""
+    """The error may quote the payload (cases 019, 168)."""
     with working(queue):
         until(queue, queue.enqueue(Mail(end="fail")).id, "retried")
         (run,) = eventually(lambda: sdk.spans("process send.mail"))
@@ -255,6 +255,43 @@ def test_the_span_of_a_failed_run_says_so_and_holds_no_text_of_the_error(queue: 
 
 def _context(span: ReadableSpan) -> trace.SpanContext:
     return t.cast(trace.SpanContext, span.get_span_context())
+
+
+@venturi.task("trace")
+class Traced:
+    number: int
+
+
+def test_no_run_inherits_a_context(queue: venturi.Queue, sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither that of the worker's start nor what a run on the same slot, or a thread of it, left open (case 170)."""
+    tracer = sdk.tracers.get_tracer("app")
+    found = list[trace.Span]()
+
+    @queue.handler
+    def handle(task: Traced) -> None:
+        found.append(trace.get_current_span())
+        context.attach(context.set_value("left", task.number))
+        context.attach(trace.set_span_in_context(tracer.start_span(f"left open {task.number}")))
+        thread = threading.Thread(target=lambda: tracer.start_span("alone").end())
+        thread.start()
+        thread.join()
+        if task.number % 2:
+            raise RuntimeError("no")
+
+    with tracer.start_as_current_span("start"), working(queue, concurrency=1):
+        before = context.get_current()
+        jobs = [receipt.id for receipt in queue.enqueue_many([Traced(n) for n in range(3)])]
+        ended(queue, jobs[0])
+        until(queue, jobs[1], "retried")
+        ended(queue, jobs[2])
+        eventually(lambda: len(sdk.spans("process trace")) == 3)
+        assert context.get_current() == before
+    runs = sdk.spans("process trace")
+    assert [run.parent for run in runs] == [None] * 3
+    assert [span.get_span_context() for span in found] == [run.get_span_context() for run in runs]
+    assert len({_context(run).trace_id for run in runs}) == 3
+    assert [span.parent for span in sdk.spans("alone")] == [None] * 3
+    assert caplog.records == []
 
 
 class Broken:
@@ -278,7 +315,7 @@ class HalfBroken(Broken):
 def test_telemetry_that_raises_changes_nothing(
     schema: str, dsn: str, monkeypatch: pytest.MonkeyPatch, broken: Broken
 ) -> None:
-    """Jobs are enqueued, merged, run and retried as ever."""
+    """Jobs are enqueued, merged, run and retried as ever (case 019)."""
 
     def get(*arguments: object) -> Broken:
         return broken

@@ -127,7 +127,10 @@ def test_call_gives_the_context_of_a_run() -> None:
     ids=lambda v: type(v).__name__,
 )
 def test_what_cannot_be_stored_is_refused_in_tests_too(queue: venturi.Queue, conn: t.Any, value: object) -> None:
-    """Payload, carry and evidence go through the encoding of production, in call and in an enqueue to be drained."""
+    """Payload, carry and evidence go through the encoding of production, in call and in an enqueue to be drained.
+
+    Case 009.
+    """
 
     @queue.handler
     def carries(task: Anything, ctx: venturi.Context[dict[str, t.Any]]) -> None:

@@ -34,7 +34,10 @@ def taker(schema: str, session: Session, rotation: Rotation, slots: int = 1) -> 
 @pytest.mark.conformance(98)
 @pytest.mark.parametrize("at_a_time", [1, 3, 8])
 def test_claims_keep_the_shares_of_full_tiers(schema: str, session: Session, at_a_time: int) -> None:
-    """With all tiers full any 16 consecutive claims hold 12 HIGH, 3 NORMAL and 1 LOW, however many at a time."""
+    """With all tiers full any 16 consecutive claims hold 12 HIGH, 3 NORMAL and 1 LOW, however many at a time.
+
+    Case 100.
+    """
     for tier in Priority:
         fill(session, schema, 60, "claim.one", priority=tier, first=100 * tier)
     worker = taker(schema, session, Rotation(4), at_a_time)
@@ -79,17 +82,17 @@ def test_a_low_job_behind_four_high_ones_is_not_last(queue: venturi.Queue) -> No
 def test_a_position_whose_tier_is_empty_falls_back(
     schema: str, session: Session, position: Priority, ready: list[Priority], taken: Priority
 ) -> None:
-    """A NORMAL position takes LOW, else HIGH; a LOW one HIGH, else NORMAL; a HIGH one NORMAL, else LOW."""
+    """A NORMAL position takes LOW, else HIGH; a LOW one HIGH, else NORMAL; a HIGH one NORMAL, else LOW (case 100)."""
     for tier in ready:
         fill(session, schema, 3, "claim.one", priority=tier, first=10 * tier)
     start = {HIGH: 0, NORMAL: 3, LOW: 15}[position]
     (got,) = taker(schema, session, Rotation(4, start)).take().claims
-    assert got.priority is taken
+    assert got.priority == taken
 
 
 @pytest.mark.conformance(102)
 def test_empty_claims_change_no_later_share(schema: str, session: Session) -> None:
-    """A thousand claims that find nothing leave the rotation where it was."""
+    """A thousand claims that find nothing leave the rotation where it was (case 100)."""
     worker = taker(schema, session, Rotation(4, 3))
     with session.pipeline():
         for _ in range(1000):
@@ -123,7 +126,10 @@ def one_by_one(counts: list[int], rotation: Rotation, count: int) -> list[int]:
 def test_a_batch_takes_what_claims_one_by_one_would_take(
     schema: str, session: Session, counts: list[int], ratio: int | None, start: int, count: int
 ) -> None:
-    """However the tiers run short, a claim of many fills its positions as single claims would; no slot stays idle."""
+    """However the tiers run short, a claim of many fills its positions as single claims would; no slot stays idle.
+
+    Case 100.
+    """
     rotation = Rotation(ratio, start)
     with session.transaction(force_rollback=True):
         for tier in Priority:
@@ -131,8 +137,8 @@ def test_a_batch_takes_what_claims_one_by_one_would_take(
         claims = taker(schema, session, rotation, count).take().claims
     # The taker has moved the rotation on.
     expected = one_by_one(counts, Rotation(ratio, start), count)
-    assert [sum(each.priority is tier for each in claims) for tier in Priority] == expected
+    assert [sum(each.priority == tier for each in claims) for tier in Priority] == expected
     for tier in Priority:
-        assert sorted(each.id.int & 0xFFF for each in claims if each.priority is tier) == [
+        assert sorted(each.id.int & 0xFFF for each in claims if each.priority == tier) == [
             100 * tier + n for n in range(expected[tier])
         ], "the oldest of each tier"

@@ -137,7 +137,7 @@ class Carrying:
 @pytest.mark.conformance(35)
 @pytest.mark.parametrize(("task", "text"), [(Strict(), "not on this thread"), (Carrying(), "no second carry")])
 def test_user_code_before_the_handler_fails_that_run_alone(queue: venturi.Queue, task: t.Any, text: str) -> None:
-    """A class or a carry that cannot be made is a failed run at once, with the true cause; others go on."""
+    """A class or a carry that cannot be made is a failed run at once, with the true cause; others go on (case 023)."""
     for kind in (Strict, Carrying):
         queue.handler(task=kind)(lambda task: None)
     queue.handler(task=Untimed)(lambda task: None)

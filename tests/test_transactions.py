@@ -42,6 +42,23 @@ class Keyed:
         return venturi.Combine(Keyed(self.key, existing.task.number + self.number))
 
 
+@venturi.task("decided")
+class Decided:
+    decision: str
+
+    def dedup_key(self) -> str:
+        return "k"
+
+    def merge(self, existing: venturi.Pending[Decided]) -> venturi.Merge[Decided]:
+        decisions: dict[str, venturi.Merge[Decided]] = {
+            "keep": venturi.Keep(),
+            "replace": venturi.Replace(),
+            "combine": venturi.Combine(existing.task),
+            "independent": venturi.Independent(),
+        }
+        return decisions[self.decision]
+
+
 @pytest.fixture
 def schema(emptied: str) -> str:
     """One schema for all tests here, emptied after each."""
@@ -50,7 +67,10 @@ def schema(emptied: str) -> str:
 
 @pytest.mark.conformance(50)
 def test_a_job_exists_if_and_only_if_the_caller_commits(queue: venturi.Queue, connect: Connect, schema: str) -> None:
-    """What a transaction enqueues comes with its commit; a rollback leaves neither job, entry nor wake-up."""
+    """What a transaction enqueues comes with its commit; a rollback leaves neither job, entry nor wake-up.
+
+    Cases 039, 040.
+    """
     bell = Bell(connect(autocommit=True), schema)
     with connect() as caller:
         gone = queue.enqueue(Plain(), conn=caller)
@@ -70,7 +90,7 @@ def test_a_job_exists_if_and_only_if_the_caller_commits(queue: venturi.Queue, co
 def test_a_savepoint_that_rolls_back_drops_only_its_own_jobs(
     queue: venturi.Queue, connect: Connect, task: object
 ) -> None:
-    """A nested block that rolls back takes its jobs and merges along; those around it stay."""
+    """A nested block that rolls back takes its jobs and merges along; those around it stay (cases 039, 040)."""
     with connect() as caller:
         first = queue.enqueue(Keyed("a", 1), conn=caller)
         with caller.transaction() as inner:
@@ -85,7 +105,10 @@ def test_a_savepoint_that_rolls_back_drops_only_its_own_jobs(
 
 @pytest.mark.conformance(52)
 def test_a_refused_enqueue_leaves_the_callers_transaction_usable(queue: venturi.Queue, connect: Connect) -> None:
-    """Whatever an enqueue raises of its own, what the caller wrote before and writes afterwards is committed."""
+    """Whatever an enqueue raises of its own, what the caller wrote before and writes afterwards is committed.
+
+    Case 001.
+    """
     with connect() as caller:
         caller.execute("CREATE TEMP TABLE mine (n int) ON COMMIT PRESERVE ROWS")
         first = queue.enqueue(Keyed("a", 1), conn=caller)
@@ -105,7 +128,7 @@ def test_a_refused_enqueue_leaves_the_callers_transaction_usable(queue: venturi.
 
 @pytest.mark.conformance(52)
 def test_a_pending_key_sends_no_statement_that_fails(queue: venturi.Queue, connect: Connect) -> None:
-    """A duplicate is looked for, not run into: nothing fails, nothing reaches the server's log."""
+    """A duplicate is looked for, not run into: nothing fails, nothing reaches the server's log (case 038)."""
     with connect() as caller:
         queue.enqueue(Keyed("a", 1), conn=caller)
         with traced(caller) as sent:
@@ -115,9 +138,28 @@ def test_a_pending_key_sends_no_statement_that_fails(queue: venturi.Queue, conne
     assert sent.statements > 0
 
 
+@pytest.mark.conformance(52)
+@pytest.mark.parametrize("decision", ["keep", "replace", "combine", "independent"])
+def test_a_pending_key_is_no_error_in_the_callers_transaction(
+    queue: venturi.Queue, connect: Connect, decision: str
+) -> None:
+    """Whatever merge() decides, no statement fails, and all that the caller wrote commits with it (case 038)."""
+    first = queue.enqueue(Decided(decision))
+    with connect() as caller:
+        caller.execute("CREATE TEMP TABLE mine (n int)")
+        with traced(caller) as sent, caller.transaction():
+            caller.execute("INSERT INTO mine VALUES (1)")
+            second = queue.enqueue(Decided(decision), conn=caller)
+            caller.execute("INSERT INTO mine VALUES (2)")
+        assert sent.errors == 0
+        assert caller.execute("SELECT count(*) FROM mine").fetchone() == (2,)
+    assert (second.id == first.id) is (decision != "independent")
+    assert len(queue.jobs()) == (2 if decision == "independent" else 1)
+
+
 @pytest.mark.parametrize("task", [Plain(), Keyed("a")], ids=["plain", "keyed"])
 def test_a_failed_transaction_is_not_escaped(queue: venturi.Queue, connect: Connect, task: object) -> None:
-    """On a transaction that has failed the driver's error comes through; nothing goes by another way."""
+    """On a transaction that has failed the driver's error comes through; nothing goes by another way (case 045)."""
     caller = connect()
     with pytest.raises(psycopg.errors.DivisionByZero):
         caller.execute("SELECT 1 / 0")
@@ -130,7 +172,10 @@ def test_a_failed_transaction_is_not_escaped(queue: venturi.Queue, connect: Conn
 @pytest.mark.conformance(36)
 @pytest.mark.parametrize("task", [Plain(), Keyed("a")], ids=["plain", "keyed"])
 def test_a_broken_connection_is_not_replaced(queue: venturi.Queue, connect: Connect, task: object) -> None:
-    """On a connection that the server has closed psycopg's error comes through; nothing goes by another way."""
+    """On a connection that the server has closed psycopg's error comes through; nothing goes by another way.
+
+    Case 045.
+    """
     caller = connect()
     caller.execute("SELECT 1")
     connect(autocommit=True).execute("SELECT pg_terminate_backend(%s, 5000)", (caller.info.backend_pid,))
@@ -151,7 +196,10 @@ def test_a_missing_schema_on_the_callers_connection_is_psycopgs_error(dsn: str, 
 def test_a_worker_of_another_process_starts_after_the_commit(
     queue: venturi.Queue, connect: Connect, dsn: str, schema: str, tmp_path: Path
 ) -> None:
-    """A worker that sleeps for a minute does not see the job before the commit, and starts it within 250 ms after."""
+    """A worker that sleeps for a minute does not see the job before the commit, and starts it within 250 ms after.
+
+    Cases 031, 040.
+    """
     observer = connect(autocommit=True)
     with other_process(tmp_path, schema, dsn):
         parked(observer)

@@ -106,6 +106,7 @@ def test_a_parked_worker_in_another_process_starts_a_job_at_once(
 ) -> None:
     """Each of 50 within 250 ms, half of them within 20, although it polls once a minute."""
     worker = program(WORKER)
+    producer.stats()  # opens its connection
     delays = list[float]()
     for number in range(50):
         parked(observer)
@@ -136,7 +137,7 @@ def test_a_worker_of_the_same_process_needs_no_notification(schema: str, dsn: st
 def test_a_delayed_job_runs_at_its_time_whether_the_worker_had_parked_or_not(
     queue: venturi.Queue, producer: venturi.Queue, began: Began, observer: psycopg.Connection[t.Any]
 ) -> None:
-    """800 ms after its enqueue, not at 700 and not after 1300, although the worker polls once a minute."""
+    """800 ms after its enqueue, not at 700 and not after 1300, although the worker polls once a minute (case 091)."""
     delay = dt.timedelta(milliseconds=800)
     first, sent = producer.enqueue(Ping(), delay=delay).id, time.monotonic()
     with working(queue, poll=60):
@@ -151,7 +152,10 @@ def test_a_delayed_job_runs_at_its_time_whether_the_worker_had_parked_or_not(
 def test_a_job_that_becomes_due_while_the_worker_makes_up_its_mind_is_not_slept_over(
     queue: venturi.Queue, began: Began
 ) -> None:
-    """200 jobs, due at random moments of the worker's way from a claim to its wait, each start within 250 ms."""
+    """200 jobs, due at random moments of the worker's way from a claim to its wait, each start within 250 ms.
+
+    Case 091.
+    """
     chance = random.Random(172)
     start = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1)
     to_monotonic = time.monotonic() - time.time()
@@ -172,7 +176,10 @@ def test_a_job_that_becomes_due_while_the_worker_makes_up_its_mind_is_not_slept_
 def test_the_worker_s_clock_does_not_matter(
     schema: str, server_log: ServerLog, dsn: str, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
-    """An hour wrong, then stepped to the other side while it runs: jobs run on the database's time, without a spin."""
+    """An hour wrong, then stepped to the other side while it runs: jobs run on the database's time, without a spin.
+
+    Cases 087, 093.
+    """
     now, now_ns, wrong = time.time, time.time_ns, [skew]
     monkeypatch.setattr(time, "time", lambda: now() + wrong[0])
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + int(wrong[0] * 1e9))
@@ -227,7 +234,7 @@ def parked_sessions(connection: psycopg.Connection[t.Any]) -> int:
 @pytest.mark.conformance(175)
 @pytest.mark.parametrize("options", [{"notify": False}, {"listen_dsn": "host=127.0.0.1 port=1"}], ids=["off", "deaf"])
 def test_polling_alone_is_enough(schema: str, dsn: str, options: dict[str, t.Any], producer: venturi.Queue) -> None:
-    """With notifications off, or a listener that never connects, a job is found within the poll interval."""
+    """With notifications off, or a listener that never connects, a job is found within the poll interval (case 114)."""
     queue = venturi.Queue(schema, dsn=dsn, **options)
     began = Began(queue)
     with working(queue, poll=0.4):
@@ -248,7 +255,10 @@ def test_a_burst_of_enqueues_during_one_claim_costs_one_more_claim(
     proxy: Proxy,
     observer: psycopg.Connection[t.Any],
 ) -> None:
-    """A thousand notifications while a claim is on its way are one call to look again; a job after them is found."""
+    """A thousand notifications while a claim is on its way are one call to look again; a job after them is found.
+
+    Case 108.
+    """
     held = conninfo.make_conninfo(proxy.dsn, options="-c log_statement=all")
     queue = venturi.Queue(schema, dsn=held, listen_dsn=dsn)
     began = Began(queue)
@@ -269,7 +279,7 @@ def test_a_burst_of_enqueues_during_one_claim_costs_one_more_claim(
 
 @pytest.mark.conformance(180)
 def test_enqueues_in_another_queue_wake_nobody_here(dsn: str, server_log: ServerLog, connect: Connect) -> None:
-    """Not even where the two names share their first 60 bytes."""
+    """Not even where the two names share their first 60 bytes (case 112)."""
     stem = f"twin_{uuid.uuid4().hex}_" + "x" * 40
     names = [stem[:60] + "one", stem[:60] + "two"]
     queue, other = venturi.Queue(names[0], dsn=server_log.dsn), venturi.Queue(names[1], dsn=dsn)
@@ -303,7 +313,10 @@ def test_an_idle_worker_asks_little_and_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Fewer than 40 statements a minute at default settings; every interval, and so the minute, is a fortieth here."""
+    """Fewer than 40 statements a minute at default settings; every interval, and so the minute, is a fortieth here.
+
+    Cases 097, 173.
+    """
     caplog.set_level(logging.INFO)
     defaults = Settings.of({})
     monkeypatch.setattr(listener, "PING_SECONDS", listener.PING_SECONDS / 40)

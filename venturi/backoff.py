@@ -80,5 +80,5 @@ def _splitmix(x: int) -> int:
 
 def _nanoseconds(value: float | dt.timedelta) -> int:
     if isinstance(value, dt.timedelta):
-        return (value // dt.timedelta(microseconds=1)) * 1000
+        return checks.microseconds(value) * 1000
     return round(value * 1_000_000_000)

@@ -5,11 +5,26 @@ from __future__ import annotations
 import datetime as dt
 import math
 import typing as t
+import unicodedata
 
 from venturi.errors import ConfigError
 from venturi.values import Priority
 
-__all__ = ["delay", "flag", "fraction", "instance", "instant", "priority", "schema", "seconds", "whole"]
+__all__ = [
+    "delay",
+    "flag",
+    "fraction",
+    "instance",
+    "instant",
+    "kind",
+    "microseconds",
+    "priority",
+    "schema",
+    "seconds",
+    "whole",
+]
+
+KIND_BYTES = 200
 
 T = t.TypeVar("T")
 
@@ -105,14 +120,20 @@ def instant(option: str, value: object) -> dt.datetime:
 
 
 def delay(option: str, value: object) -> dt.timedelta:
-    """A span of time to wait.
+    """A span of time to wait, as a plain timedelta.
 
     Raises:
         TypeError: It is no timedelta.
     """
     if not isinstance(value, dt.timedelta):
         raise TypeError(f"{option} must be a timedelta, not {type(value).__name__}")
-    return value
+    return dt.timedelta(microseconds=microseconds(value))
+
+
+def microseconds(span: dt.timedelta) -> int:
+    """The span in whole microseconds, rounded down."""
+    # By timedelta's own division: subclasses, those of pendulum for one, divide by their own kind only.
+    return dt.timedelta.__floordiv__(span, dt.timedelta(microseconds=1))
 
 
 def priority(option: str, value: object) -> Priority:
@@ -125,6 +146,21 @@ def priority(option: str, value: object) -> Priority:
         return Priority(value)
     names = ", ".join(f"{member.name} {member.value}" for member in Priority)
     raise ConfigError(f"{option}={value!r}: must be one of {names}")
+
+
+def kind(option: str, value: object) -> str:
+    """A kind of tasks: 1 to 200 bytes of UTF-8 without control characters.
+
+    Raises:
+        ConfigError: It is anything else.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{option}={value!r}: must be a text of 1 to {KIND_BYTES} bytes")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+        raise ConfigError(f"{option}={value!r}: must hold no control characters or lone surrogates")
+    if len(value.encode()) > KIND_BYTES:
+        raise ConfigError(f"{option}={value[:40]!r}...: must take at most {KIND_BYTES} bytes")
+    return value
 
 
 def schema(name: object) -> str:

@@ -46,16 +46,15 @@ class Handler(t.Generic[T]):
     ) -> None:
         if not callable(fn) or isinstance(fn, type):
             raise ConfigError(f"a handler must be a function, not {fn!r}; a task class goes into handler(task=...)")
-        if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
-            raise ConfigError(f"{fn.__qualname__} is a coroutine function: handlers are plain functions")
+        name = f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', None) or type(fn).__qualname__}"
+        if any(_is_suspended(called) for called in (fn, type(fn).__call__)):
+            raise ConfigError(f"{name} is a coroutine or a generator function: handlers are plain functions")
         functools.update_wrapper(self, fn)
+        self.name: str = name
         self.fn = fn
         self.task = task
         self.cap: int | None = None if cap is None else checks.whole("cap", cap, 1)
         self.dead_on: tuple[type[Exception], ...] = _exceptions(dead_on)
-        self.name: str = (
-            f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', None) or type(fn).__qualname__}"
-        )
 
     def __call__(self, task: T, /, *rest: t.Any) -> Outcome:
         return self.fn(task, *rest)
@@ -171,9 +170,17 @@ class Registry:
             if other is not None and other.handler.fn is not handler.fn:
                 raise DuplicateKindError(
                     f"the kind {kind!r} has two handlers in one queue: {other.handler.name} and {handler.name}"
+                    + _same_source(other.handler.fn, handler.fn)
                 )
         if task.kind not in self._bound:
             self._bound.update(dict.fromkeys(task.kinds, Bound(handler, task, takes_context)))
+
+
+def _is_suspended(called: object) -> bool:
+    """Whether a call of it only makes what would run."""
+    return (
+        inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+    )
 
 
 def _exceptions(value: object) -> tuple[type[Exception], ...]:
@@ -218,6 +225,8 @@ def _task_of(handler: Handler[t.Any]) -> TaskType:
     annotation = _first_annotation(handler)
     if isinstance(annotation, str):
         annotation = _evaluate(handler, annotation)
+    if t.get_origin(annotation) is t.Annotated:
+        annotation = t.get_args(annotation)[0]
     if annotation is inspect.Parameter.empty:
         raise ConfigError(f"{handler.name}: annotate its first parameter with a task class, or use handler(task=...)")
     if not isinstance(annotation, type):
@@ -230,9 +239,11 @@ def _task_of(handler: Handler[t.Any]) -> TaskType:
 
 def _evaluate(handler: Handler[t.Any], annotation: str) -> object:
     fn = _function(handler.fn)
-    closure = {} if fn is None else _closure(fn)
+    names = getattr(fn, "__globals__", {}), {} if fn is None else _closure(fn)
     try:
-        return eval(annotation, getattr(fn, "__globals__", {}), closure)  # annotations are code of the same module
+        value: object = eval(annotation, *names)  # annotations are code of the same module
+        # One in quotes where all are postponed is a text in a text.
+        return eval(value, *names) if isinstance(value, str) else value
     except Exception as error:
         raise ConfigError(
             f"{handler.name}: the annotation {annotation!r} does not resolve ({error}); "
@@ -282,7 +293,8 @@ def _name(thing: t.Any) -> str:
     return repr(thing)
 
 
-def _same_source(one: type, other: type) -> str:
-    if one.__qualname__ != other.__qualname__:
+def _same_source(one: t.Any, other: t.Any) -> str:
+    name = getattr(one, "__qualname__", None)
+    if name is None or name != getattr(other, "__qualname__", None) or one.__module__ == other.__module__:
         return ""
     return "; if this is one file imported under two names, import it under one"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import typing as t
-import unicodedata
 import uuid
 from collections.abc import Callable, Iterable
 
@@ -19,7 +18,6 @@ __all__ = ["TaskType", "dedup_key", "task", "task_type"]
 
 U = t.TypeVar("U")
 
-KIND_BYTES = 200
 KEY_BYTES = 1000
 
 _PLAIN = (dict, list, str, int, float, bool)
@@ -127,7 +125,10 @@ def dedup_key(value: object) -> str | None:
         return None
     if not isinstance(key, (str, int, uuid.UUID)) or isinstance(key, bool):
         raise PayloadError(f"must be a str, int or UUID, not {type(key).__name__}", path="dedup_key()")
-    text = str(key) if not isinstance(key, str) else str.__str__(key)
+    try:
+        text = str(key) if not isinstance(key, str) else str.__str__(key)
+    except ValueError as error:
+        raise PayloadError("an int of too many digits", path="dedup_key()") from error
     if "\0" in text:
         raise PayloadError("holds a NUL character", path="dedup_key()")
     try:
@@ -142,13 +143,7 @@ def dedup_key(value: object) -> str | None:
 def _kind(option: str, value: object) -> str:
     if isinstance(value, type):
         raise ConfigError(f'@venturi.task needs a kind: write @venturi.task("some.kind") above {value.__qualname__}')
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{option}={value!r}: must be a text of 1 to {KIND_BYTES} bytes")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
-        raise ConfigError(f"{option}={value!r}: must hold no control characters or lone surrogates")
-    if len(value.encode()) > KIND_BYTES:
-        raise ConfigError(f"{option}={value[:40]!r}...: must take at most {KIND_BYTES} bytes")
-    return value
+    return checks.kind(option, value)
 
 
 def _bare(cls: type[U]) -> type[U]:

@@ -179,7 +179,7 @@ class Keyed:
 
 
 def test_a_migration_whose_answer_is_lost_is_done_and_not_done_again(wire: Wire, dsn: str, schema: str) -> None:
-    """It raises; the schema is whole, the lock is gone, and migrating again finds nothing to do."""
+    """It raises; the schema is whole, the lock is gone, and migrating again finds nothing to do (case 143)."""
     query(dsn, schema, "DROP SCHEMA {q} CASCADE")
     raised: list[BaseException] = []
 

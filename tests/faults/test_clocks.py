@@ -22,7 +22,10 @@ HOUR = 3600
 def test_clocks_an_hour_off_in_both_directions_change_nothing(
     queue: venturi.Queue, dsn: str, schema: str, hire: cabc.Callable[..., Hand], log: pathlib.Path
 ) -> None:
-    """Two workers, an hour ahead and behind, take no claim of each other, and run delayed jobs when they are due."""
+    """Two workers, an hour ahead and behind, take no claim of each other, and run delayed jobs when they are due.
+
+    Case 087.
+    """
     ahead, behind = (hire(concurrency=4, lease=1, clock=sign * HOUR) for sign in (1, -1))
     at_work(dsn, schema, ahead, behind)
     long = [queue.enqueue(Deed("sleep", 3.0)).id for _ in range(6)]

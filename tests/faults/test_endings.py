@@ -50,7 +50,10 @@ def script(site: Site, source: str, begin: str = BEGIN) -> None:
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("worker", WORKERS)
 def test_a_script_that_ends_beside_its_worker_leaves_no_claim(site: Site, worker: str, end: str) -> None:
-    """However main ends and the worker was started: what runs is told and settled, and the exit status is main's."""
+    """However main ends and the worker was started: what runs is told and settled, and the exit status is main's.
+
+    Case 137.
+    """
     last, status = ENDS[end]
     script(site, WORKERS[worker] + WAIT + last)
     site.ends(status, complaints=COMPLAINTS[1:] if end == "raise" else COMPLAINTS)
@@ -77,7 +80,7 @@ def test_a_script_that_has_only_enqueued_ends_at_once(site: Site) -> None:
 
 
 def test_pytest_ends_although_a_worker_was_left_running(site: Site) -> None:
-    """A test that forgets its worker neither hangs the run nor strands a job."""
+    """A test that forgets its worker neither hangs the run nor strands a job (case 137)."""
     (site.folder / "test_left.py").write_text(
         f"{BEGIN}\ndef test_left():\n{textwrap.indent(WORKERS['beside'] + WAIT, '    ')}"
     )
@@ -119,7 +122,10 @@ queue.close()
 
 
 def test_children_of_a_process_that_works_have_workers_of_their_own(site: Site) -> None:
-    """multiprocessing's fork: parent and children enqueue and work beside each other, and none disturbs another."""
+    """multiprocessing's fork: parent and children enqueue and work beside each other, and none disturbs another.
+
+    Case 134.
+    """
     script(site, FORKED)
     site.ends(timeout=30)
     assert site.accounted("completed")["completed"] == 1 + 3 * 21
@@ -179,7 +185,7 @@ queue.close()
 
 
 def test_a_child_that_was_forked_between_enqueues_of_other_threads_enqueues(site: Site) -> None:
-    """A lock that another thread held at the fork is free in the child."""
+    """A lock that another thread held at the fork is free in the child (case 134)."""
     script(site, BUSY)
     site.ends(timeout=60)
     assert site.accounted("pending") == {}
@@ -210,8 +216,45 @@ queue.close()
 """
 
 
+GEVENT_WORKER = """
+from gevent import monkey
+monkey.patch_all()
+import time
+import gevent
+from faults.wsgi import Deed, enqueue, queue
+
+ticks = []
+def tick():
+    while True:
+        ticks.append(time.monotonic())
+        gevent.sleep(0.005)
+
+ticker = gevent.spawn(tick)
+with queue.work(block=False) as worker:
+    gevent.joinall([gevent.spawn(enqueue, Deed("sleep", 0.05)) for _ in range(40)], raise_error=True)
+    while queue.stats().kinds:
+        gevent.sleep(0.01)
+print(worker.join(), flush=True)
+waits = [later - sooner for sooner, later in zip(ticks, ticks[1:])]
+assert max(waits) < 0.5
+ticker.kill()
+queue.close()
+"""
+
+
+def test_a_worker_among_greenlets_works_and_stops(site: Site) -> None:
+    """Its threads are greenlets then, and so are its handlers; nothing blocks the others (case 136)."""
+    pytest.importorskip("gevent")
+    script(site, GEVENT_WORKER, begin="")
+    site.ends()
+    assert site.accounted("completed") == {"completed": 41}
+
+
 def test_greenlets_enqueue_without_blocking_others(site: Site) -> None:
-    """After gevent's monkey-patching the producers' side works, and waits for the server hold up no other greenlet."""
+    """After gevent's monkey-patching the producers' side works, and waits for the server hold up no other greenlet.
+
+    Case 136.
+    """
     pytest.importorskip("gevent")
     script(site, GEVENT, begin="")
     site.ends()

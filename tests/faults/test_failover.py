@@ -107,7 +107,10 @@ def test_a_failover_to_an_asynchronous_standby_loses_at_most_the_last_moments(
 def test_workers_and_producers_on_a_server_that_takes_no_writes_come_back_when_it_does(
     pair: Pair, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """An address that leads to the standby: said once, tried again on fresh connections, and good after promotion."""
+    """An address that leads to the standby: said once, tried again on fresh connections, and good after promotion.
+
+    Case 118.
+    """
     eventually(lambda: pair.standby.execute("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'queue%'"), 10)
     wire = Wire(pair.standby.dsn)
     queue: venturi.Queue = venturi.Queue(schema, dsn=wire.dsn)

@@ -23,7 +23,7 @@ RAISED = ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException", "
 def test_whatever_a_handler_raises_is_a_failure_of_its_run_alone(
     concurrency: int, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """Each is journaled as a failed run with its name, is tried again, and the slots go on."""
+    """Each is journaled as a failed run with its name, is tried again, and the slots go on (case 021)."""
     raising = {act: queue.enqueue(Deed(act, once=True)).id for act in RAISED}
     normal = [queue.enqueue(Deed()).id for _ in range(10)]
     hand = hire(concurrency=concurrency, lease=60, poll=1)
@@ -39,7 +39,7 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_run_alone(
 def test_messages_of_50_mb_are_cut_and_stop_nothing(
     queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """Their jobs are retried and dead like others, with an entry of some kilobytes per run."""
+    """Their jobs are retried and dead like others, with an entry of some kilobytes per run (case 016)."""
     jobs = [queue.enqueue(Deed("huge")).id for _ in range(3)]
     hand = hire(concurrency=3, lease=5, backstop=2, poll=1)
     done(dsn, schema)

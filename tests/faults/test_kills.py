@@ -25,7 +25,10 @@ Hire = cabc.Callable[..., Hand]
 def test_jobs_of_a_killed_worker_are_begun_again_within_four_thirds_of_a_lease_and_ten_seconds(
     queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """kill -9 costs its running jobs four thirds of a lease and the delay of a recovery, and the journal names it."""
+    """kill -9 costs its running jobs four thirds of a lease and the delay of a recovery, and the journal names it.
+
+    Case 062.
+    """
     lease = 3.0
     jobs = [queue.enqueue(Deed("hang", once=True)).id for _ in range(8)]
     doomed = hire(concurrency=8, lease=lease, poll=60)
@@ -67,7 +70,10 @@ def test_a_worker_killed_at_any_step_of_a_jobs_life_loses_nothing(
 def test_a_job_that_ends_its_process_is_dead_at_the_backstop_and_delays_no_other(
     queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """A crash loop ends: each crash is journaled and counted, and other jobs are completed between crashes."""
+    """A crash loop ends: each crash is journaled and counted, and other jobs are completed between crashes.
+
+    Case 063.
+    """
     poison = queue.enqueue(Deed("exit")).id
     killer = queue.enqueue(Deed("kill")).id
     good = [queue.enqueue(Deed()).id for _ in range(20)]

@@ -108,7 +108,10 @@ def test_a_load_through_a_pooler_that_is_killed_in_between_is_accounted_for(
     settings: dict[str, t.Any], listens: bool,
     pool: Pool, dsn: str, schema: str, hire: Hire, log: pathlib.Path,
 ) -> None:  # fmt: skip
-    """Producers and workers share a few sessions of the server, lose them all at once, and come back by themselves."""
+    """Producers and workers share a few sessions of the server, lose them all at once, and come back by themselves.
+
+    Case 121.
+    """
     bouncer = pool(**settings)
     options = {"pooler": True, **({"listen_dsn": dsn} if listens else {})}
     queue: venturi.Queue = venturi.Queue(schema, dsn=bouncer.dsn, pooler=True)
@@ -162,7 +165,7 @@ def test_a_pooler_that_nobody_mentioned_is_noticed_and_nothing_leaks_to_its_othe
 def test_a_worker_that_would_listen_through_a_transaction_pooler_says_so_at_once(
     through: str, pool: Pool, dsn: str, schema: str
 ) -> None:
-    """No notification would ever come, so that it fails with ConfigError and leaves nothing in the pool."""
+    """No notification would ever come, so that it fails with ConfigError and leaves nothing in the pool (case 114)."""
     bouncer = pool()
     where = (bouncer.dsn, None) if through == "dsn" else (dsn, bouncer.dsn)
     queue: venturi.Queue = venturi.Queue(schema, dsn=where[0], listen_dsn=where[1])

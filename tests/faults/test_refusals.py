@@ -62,7 +62,10 @@ def role(dsn: str, schema: str) -> cabc.Iterator[Role]:
 def test_a_roles_default_limits_do_not_reach_the_queues_sessions(
     role: Role, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """Timeouts far too short, serializable and read-only by default: the queue's own sessions say otherwise."""
+    """Timeouts far too short, serializable and read-only by default: the queue's own sessions say otherwise.
+
+    Cases 043, 047, 118, 124.
+    """
     role.run("""
         ALTER ROLE {role} SET statement_timeout = '50ms'; ALTER ROLE {role} SET lock_timeout = '20ms';
         ALTER ROLE {role} SET idle_in_transaction_session_timeout = '50ms';
@@ -89,7 +92,7 @@ def test_a_roles_default_limits_do_not_reach_the_queues_sessions(
 
 
 def test_a_migration_sets_its_own_limits(role: Role, dsn: str, schema: str) -> None:
-    """A role whose statements end after a moment migrates all the same."""
+    """A role whose statements end after a moment migrates all the same (case 124)."""
     role.run("""
         ALTER ROLE {role} SET statement_timeout = '20ms'; ALTER ROLE {role} SET lock_timeout = '20ms';
         ALTER ROLE {role} SET default_transaction_read_only = on; DROP SCHEMA {q} CASCADE""")
@@ -103,7 +106,10 @@ def test_a_migration_sets_its_own_limits(role: Role, dsn: str, schema: str) -> N
 def test_writes_that_are_refused_for_a_while_are_made_later(
     code: str, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """A full disk, and errors like it: enqueues raise, workers wait, and what handlers did is recorded once."""
+    """A full disk, and errors like it: enqueues raise, workers wait, and what handlers did is recorded once.
+
+    Cases 076, 117.
+    """
     jobs = [receipt.id for receipt in queue.enqueue_many(Deed("sleep", 0.2) for _ in range(30))]
     hand = hire(concurrency=4, lease=6, poll=1)
     begun(log, 4)
@@ -124,19 +130,26 @@ def test_writes_that_are_refused_for_a_while_are_made_later(
     assert accounted(dsn, schema, jobs, effects=effects(log)) == {"completed": 31}
 
 
-@pytest.mark.parametrize("loss", ["rights", "login"])
+LOSSES: dict[str, tuple[t.LiteralString, t.LiteralString]] = {
+    "rights": (REVOKE, GRANT),
+    "login": ("ALTER ROLE {role} NOLOGIN", "ALTER ROLE {role} LOGIN"),
+    "connections": ("ALTER ROLE {role} CONNECTION LIMIT 0", "ALTER ROLE {role} CONNECTION LIMIT -1"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_a_role_that_loses_its_rights_and_gets_them_back_goes_on(
     loss: str, role: Role, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """The worker waits as in an outage, needs no help, and loses no result."""
+    """The worker waits as in an outage, needs no help, and loses no result (case 117)."""
     jobs = [receipt.id for receipt in queue.enqueue_many(Deed("sleep", 0.2) for _ in range(30))]
     hand = hire(role.dsn, concurrency=4, lease=6, poll=1)
     begun(log, 4)
-    role.run(REVOKE if loss == "rights" else "ALTER ROLE {role} NOLOGIN")
+    role.run(LOSSES[loss][0])
     query(dsn, schema, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", role.name)
     time.sleep(3)
     assert hand.process.poll() is None, hand.words
-    role.run(GRANT if loss == "rights" else "ALTER ROLE {role} LOGIN")
+    role.run(LOSSES[loss][1])
     done(dsn, schema, 30)
     hand.stops()
     outcomes = accounted(dsn, schema, jobs, effects=effects(log))
@@ -153,7 +166,7 @@ def test_a_role_that_loses_its_rights_and_gets_them_back_goes_on(
 def test_rows_that_are_changed_by_hand_while_they_run_stop_nothing(
     change: t.LiteralString, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """The result is refused and logged, the slot is free again, and other jobs are completed."""
+    """The result is refused and logged, the slot is free again, and other jobs are completed (case 074)."""
     doomed = queue.enqueue(Deed("sleep", 0.5)).id
     hand = hire(concurrency=1, lease=1, poll=1)
     begun(log, 1)

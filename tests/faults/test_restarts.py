@@ -84,7 +84,10 @@ def test_a_server_that_stops_under_load_costs_nothing_but_its_time(
     mode: t.Literal["fast", "immediate"], seconds: int, lease: float,
     victim: embedded.Server, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path,
 ) -> None:  # fmt: skip
-    """What handlers finished meanwhile is recorded, none of them runs twice, and the workers need no help."""
+    """What handlers finished meanwhile is recorded, none of them runs twice, and the workers need no help.
+
+    Case 117.
+    """
     hands = [hire(concurrency=4, lease=lease, poll=1) for _ in range(2)]
     at_work(dsn, schema, *hands)
     with Producer(queue, 0.005) as producer:
@@ -148,7 +151,7 @@ def test_a_stop_while_the_server_is_away_ends_by_its_deadline(
 def test_a_worker_that_is_started_without_a_server_waits_for_it(
     victim: embedded.Server, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """It comes up by itself, and is woken at once by what is enqueued then."""
+    """It comes up by itself, and is woken at once by what is enqueued then (case 106)."""
     job = queue.enqueue(Deed()).id
     victim.stop()
     hand = hire(concurrency=1, poll=60)

@@ -48,7 +48,7 @@ def queue_of(role: Role, schema: str) -> venturi.Queue:
 def test_a_worker_whose_role_lacks_rights_at_its_start_names_them(
     lost: t.LiteralString, named: str, block: bool, role: Role, schema: str
 ) -> None:
-    """It ends with SchemaError at once, and touches no job."""
+    """It ends with SchemaError at once, and touches no job (case 150)."""
     role.run(lost)
     queue = queue_of(role, schema)
     stop = threading.Event()

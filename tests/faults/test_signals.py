@@ -25,7 +25,7 @@ Hire = cabc.Callable[..., Hand]
 def test_a_stopping_worker_keeps_jobs_longer_than_the_lease_to_their_end(
     number: signal.Signals, queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """While it drains, its leases are renewed: nobody else runs the job, and it is completed there."""
+    """While it drains, its leases are renewed: nobody else runs the job, and it is completed there (cases 067, 126)."""
     job = queue.enqueue(Deed("sleep", 4.0)).id
     first = hire(concurrency=1, lease=1, shutdown_timeout=20)
     begun(log, 1)
@@ -40,7 +40,7 @@ def test_a_stopping_worker_keeps_jobs_longer_than_the_lease_to_their_end(
 def test_a_second_signal_gives_the_jobs_back_at_once(
     queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """Two SIGTERMs: another worker has the jobs at once, and no failure is counted."""
+    """Two SIGTERMs: another worker has the jobs at once, and no failure is counted (case 127)."""
     jobs = [queue.enqueue(Deed("hang", once=True)).id for _ in range(3)]
     stubborn = hire(concurrency=3, shutdown_timeout=60)
     begun(log, 3)
@@ -62,7 +62,7 @@ def test_a_second_signal_gives_the_jobs_back_at_once(
 def test_five_signals_within_a_moment_are_one_quick_stop(
     queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """However many there are: the claims are given back, and the exit is a clean one."""
+    """However many there are: the claims are given back, and the exit is a clean one (case 127)."""
     job = queue.enqueue(Deed("hang", once=True)).id
     hand = hire(concurrency=1, shutdown_timeout=60)
     begun(log, 1)
@@ -77,7 +77,7 @@ def test_five_signals_within_a_moment_are_one_quick_stop(
 def test_a_handler_that_never_returns_does_not_hold_up_a_stop(
     queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """At the deadline its job is given back, and beside it others have run all the time."""
+    """At the deadline its job is given back, and beside it others have run all the time (cases 025, 140)."""
     stuck = queue.enqueue(Deed("hang", once=True)).id
     hand = hire(concurrency=2, lease=1, shutdown_timeout=0.5)
     begun(log, 1)
@@ -113,7 +113,7 @@ def test_a_handler_that_never_returns_after_its_claim_was_lost_does_not_hold_up_
 def test_stops_at_random_moments_under_load_strand_no_claim(
     queue: venturi.Queue, dsn: str, schema: str, hire: Hire, log: pathlib.Path
 ) -> None:
-    """After an orderly exit no row is left claimed, and in the end every handler has run exactly once."""
+    """After an orderly exit no row is left claimed, and in the end every handler has run exactly once (case 128)."""
     dice = random.Random(20)
     jobs = [receipt.id for receipt in queue.enqueue_many(Deed("sleep", 0.02) for _ in range(3000))]
     for _ in range(10):

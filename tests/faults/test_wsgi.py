@@ -47,7 +47,10 @@ KINDS = [("sync", True), ("sync", False), ("gthread", True), ("gthread", False)]
 
 @pytest.mark.parametrize(("kind", "preload"), KINDS)
 def test_gunicorn_reloads_and_stops_in_order(site: Site, kind: str, preload: bool) -> None:
-    """SIGHUP changes the processes and SIGTERM ends them; running jobs are completed and none stays claimed."""
+    """SIGHUP changes the processes and SIGTERM ends them; running jobs are completed and none stays claimed.
+
+    Case 134.
+    """
     gunicorn(site, kind=kind, preload_app=preload)
     first = site.working()
     requests(site)

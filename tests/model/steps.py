@@ -146,9 +146,9 @@ class Steps(RuleBasedStateMachine):
     def settled(self, ends: list[tuple[Ending, End]], answers: t.Any, *, expired: bool = False) -> None:
         expected: list[Unsettled] = []
         for ending, end in ends:
-            answer = self.oracle.settle(ending.id, ending.run_count, ending.owner, end, expired=expired)
+            answer = self.oracle.settle(uuid.UUID(ending.key), ending.run_count, ending.owner, end, expired=expired)
             if answer is not None:
-                expected.append(Unsettled(ending.id, ending.run_count, *answer))
+                expected.append(Unsettled(ending.key, ending.run_count, *answer))
         assert Counter(answers) == Counter(expected)
 
     def one(self, options: list[t.Any], which: int) -> t.Any:

@@ -32,6 +32,7 @@ from psycopg.rows import dict_row, tuple_row
 
 from venturi import checks
 from venturi.errors import SchemaError
+from venturi.log import log
 
 __all__ = ["VERSION", "Status", "check", "migrate", "script", "status"]
 
@@ -77,7 +78,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n 
 _NAME = re.compile(r"[0-9]{4}\.[a-z0-9_-]+")
 _FILE = re.compile(_NAME.pattern + r"\.sql")
 
-_logger = logging.getLogger(__name__)
+_logger = log(__name__)
 
 
 @attrs.frozen

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import typing as t
 
 import psycopg
 from psycopg.rows import tuple_row
 
 from venturi.errors import ConfigError, SchemaError
+from venturi.log import Log, log
 from venturi.store.connections import Session
 
 __all__ = ["examine", "examine_listening"]
 
-logger: logging.Logger = logging.getLogger("venturi.worker")
+logger: Log = log("venturi.worker")
 
 LOOKS = 10
 """How often two sessions are compared."""

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from venturi.store import migrate, starting
-from venturi.store.connections import Connection, Pool, Session, connect, own, resolve, schema_errors
+from venturi.store.connections import Connection, Pool, Session, connect, own, readable, resolve, schema_errors
 from venturi.store.looking import HISTORY, Looking
 from venturi.store.producing import Producing
 from venturi.store.sql import Sql
@@ -136,7 +137,7 @@ class Store:
         Raises:
             ConfigError: At the first time, a pooler was seen to give it to others.
         """
-        dsn = self.dsn if self._listen_dsn is None else self._listen_dsn
+        dsn = self.dsn if self._listen_dsn is None else readable("listen_dsn", self._listen_dsn)
         session = connect(dsn, name="venturi listener", patience=patience)
         try:
             if not self._heard and not own(session):
@@ -170,7 +171,8 @@ class Store:
         """The caller's connection as it is, or one of the pool's for a single statement."""
         conn = self._given(conn)
         if conn is not None:
-            yield conn
+            with _turn(conn):
+                yield conn
             return
         with (
             schema_errors(self.schema),
@@ -190,9 +192,10 @@ class Store:
         """
         conn = self._given(conn)
         if conn is not None:
-            alone = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
-            with conn.transaction() if alone else nullcontext():
-                yield conn
+            with _turn(conn):
+                alone = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
+                with conn.transaction() if alone else nullcontext():
+                    yield conn
             return
         with (
             schema_errors(self.schema),
@@ -212,6 +215,14 @@ class Store:
     def close(self) -> None:
         """Close the pool; the next use opens it again."""
         self._pool.close()
+
+
+_turns: weakref.WeakKeyDictionary[Connection, AbstractContextManager[object]] = weakref.WeakKeyDictionary()
+
+
+def _turn(conn: Connection) -> AbstractContextManager[object]:
+    """Threads that share a connection take turns, verb by verb: the lock of a key keeps out other sessions only."""
+    return _turns.setdefault(conn, threading.RLock())
 
 
 def _checked(conn: Connection) -> Connection:

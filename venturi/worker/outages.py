@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
 
 import psycopg
 
+from venturi.log import Log, log
+
 __all__ = ["Outages", "Retry"]
 
-logger: logging.Logger = logging.getLogger("venturi.worker")
+logger: Log = log("venturi.worker")
 
 
 class Retry:

@@ -20,10 +20,11 @@ class WorkOptions(t.TypedDict, total=False):
     """Options of ``work()``. Times are seconds or timedeltas.
 
     Attributes:
-        concurrency: Handlers that run at once, each on a thread, at least 1. Default: half the cores, from 1 to 8.
+        concurrency: Handlers that run at once, each on a thread, 1 to 10,000. Default: half the cores, from 1 to 8.
         poll: Longest wait of an idle worker before it looks for jobs, 1 ms to 1 h. Default: 30.
         lease: How long a claim outlives its worker, 1 s to 365 days; renewed at a third. Default: 60.
-        shutdown_timeout: How long a stopping worker waits for its handlers; 0 releases their jobs at once. Default: 30.
+        shutdown_timeout: How long a stopping worker waits for its handlers, up to 365 days; 0 releases their jobs at
+            once. Default: 30.
         backoff: The curve of retries of tasks without one. Default: 1 s, 1, 2, 3, 5 ... times, up to 1 h.
         jitter: Largest share that is taken off a delay, 0 to 1. Default: 0.5.
         backstop: Failures until a job is dead, at least 1; None never gives up. Default: 25, some 6 to 8 hours.
@@ -73,10 +74,10 @@ class Settings:
         get = options.get
         backstop, ratio = get("backstop", 25), get("priority_ratio", 4)
         return cls(
-            concurrency=checks.whole("concurrency", get("concurrency", _concurrency()), 1),
+            concurrency=checks.whole("concurrency", get("concurrency", _concurrency()), 1, 10_000),
             poll=checks.seconds("poll", get("poll", 30.0), 0.001, 3600),
             lease=checks.seconds("lease", get("lease", 60.0), 1, YEAR),
-            shutdown_timeout=checks.seconds("shutdown_timeout", get("shutdown_timeout", 30.0), 0),
+            shutdown_timeout=checks.seconds("shutdown_timeout", get("shutdown_timeout", 30.0), 0, YEAR),
             backoff=checks.instance("backoff", get("backoff", Backoff()), Backoff),
             jitter=checks.fraction("jitter", get("jitter", 0.5)),
             backstop=None if backstop is None else checks.whole("backstop", backstop, 1),

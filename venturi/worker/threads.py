@@ -4,19 +4,19 @@ does.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 import psycopg
 
 from venturi.errors import ConfigError, SchemaError
+from venturi.log import Log, log
 from venturi.store.connections import Session
 from venturi.worker.outages import Outages, Retry, describe
 
 __all__ = ["Part"]
 
-logger: logging.Logger = logging.getLogger("venturi.worker")
+logger: Log = log("venturi.worker")
 
 FOLLOWING = 15.0
 """Seconds between the tries of a part while the coordinator tries too."""

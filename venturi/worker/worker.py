@@ -9,7 +9,6 @@ statement and without waiting for their threads; then maintainer, listener and s
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import math
 import os
 import signal
@@ -24,6 +23,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 
 from venturi import checks
+from venturi.log import Log, log
 from venturi.store.connections import CALL_SECONDS
 from venturi.values import Report
 from venturi.worker.coordinator import Coordinator
@@ -37,7 +37,7 @@ if t.TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-logger: logging.Logger = logging.getLogger("venturi.worker")
+logger: Log = log("venturi.worker")
 
 WATCH = 0.25
 """Seconds between looks at a stop event, which cannot wake the coordinator."""
@@ -66,6 +66,7 @@ class Worker:
         self._stop_at = math.inf
         self._stop_asked_at = math.inf
         self._process = os.getpid()
+        self._begun = False
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
         self._failure: BaseException | None = None
@@ -86,7 +87,7 @@ class Worker:
     # --- Start and stop
 
     def run(self) -> Report:
-        """Work until told to stop.
+        """Work until told to stop; where it works already, wait for its end.
 
         It works on this thread, but for one that a KeyboardInterrupt may reach: the answer to a claim could be lost by
         it.
@@ -95,8 +96,9 @@ class Worker:
             SchemaError: The schema is missing or does not fit this version.
             Exception: What made an internal thread fail for good.
         """
-        if self._report is not None:
-            return self._report
+        if self._begun:
+            return t.cast(Report, self.join())
+        self._begun = True
         if threading.current_thread() is not threading.main_thread():
             return self._work()
         if not self.settings.signals:
@@ -119,14 +121,17 @@ class Worker:
         return t.cast(Report, self.join())
 
     def start(self) -> Worker:
-        """Work on a thread of its own; returns at once.
+        """Work on a thread of its own, unless it works already; returns at once.
 
         Raises:
             SchemaError: The schema is missing or does not fit this version.
         """
+        if self._begun:
+            return self
         # While the server is away, the worker waits for it.
         with suppress(psycopg.Error):
             self.queue.store.session("venturi worker", self._patience).close()
+        self._begun = True
         self._thread = spawn("venturi-coordinator", self._work_alone)
         return self
 
@@ -143,11 +148,11 @@ class Worker:
         self._stop_at = min(self._stop_at, now + seconds)
         self._inbox.call()
 
-    def join(self, timeout: float | None = None) -> Report | None:
-        """Wait until a worker started with ``block=False`` has stopped.
+    def join(self, timeout: float | dt.timedelta | None = None) -> Report | None:
+        """Wait until a worker that has begun has stopped.
 
         Args:
-            timeout: Longest wait in seconds. Default: None, no bound.
+            timeout: Longest wait in seconds, or as a timedelta. Default: None, no bound.
 
         Returns:
             Its report; None when it has not stopped yet, and at once in a child that was forked since: the worker is
@@ -156,8 +161,9 @@ class Worker:
         Raises:
             Exception: What ended the worker before it was told to stop.
         """
+        longest = None if timeout is None else min(checks.seconds("timeout", timeout, 0), threading.TIMEOUT_MAX)
         # Not by Thread.join, which takes a thread for ended when a KeyboardInterrupt comes in between.
-        if self._thread is not None and self._is_here() and self._done.wait(timeout):
+        if self._begun and self._is_here() and self._done.wait(longest) and self._thread is not None:
             self._thread.join()
         if self._failure is not None:
             raise self._failure
