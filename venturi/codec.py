@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import json
 import typing as t
+from contextlib import suppress
 
 from typing_extensions import TypeVar
 
@@ -57,6 +58,7 @@ MAX_BYTES = 16 * 1024 * 1024
 # ASCII only, so that the text passes through a connection of any client encoding.
 _write = json.JSONEncoder(check_circular=False, allow_nan=False, separators=(",", ":")).encode
 _read = json.JSONDecoder().decode
+_begin = json.JSONDecoder().raw_decode
 
 _CONTAINERS: t.Final[tuple[type[t.Any], ...]] = (dict, list)
 
@@ -109,8 +111,14 @@ def parse(text: str) -> t.Any:
 
     Raises:
         RecursionError: It is nested deeper than 100 levels, on every Python.
+        ValueError: An int in it has more digits than this interpreter reads, 4300 by default.
     """
-    data = _read(text)
+    data: t.Any = None
+    end = -1
+    with suppress(ValueError):
+        data, end = _begin(text)
+    if end != len(text):
+        data = _read(text)  # with space around it, which a jsonb column does not print, or no JSON
     _check_depth(text, data)
     return data
 

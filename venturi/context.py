@@ -74,6 +74,8 @@ class RunSignal:
     def wait(self, timeout: float | None) -> bool:
         """Wait for a reason, at most ``timeout`` seconds; whether there is one."""
         end = math.inf if timeout is None else time.monotonic() + timeout
+        if math.isnan(end):
+            raise ConfigError(f"timeout={timeout!r}: must be a number of seconds")
         with _telling:
             event = self._event = self._event or threading.Event()
         while self.reason is None:
@@ -109,6 +111,9 @@ class Cancellation:
 
         Returns:
             Whether the run was told to stop.
+
+        Raises:
+            ConfigError: ``timeout`` is not a number.
         """
         return self._signal.wait(timeout)
 
@@ -133,7 +138,6 @@ class Context(t.Generic[C, S]):
     """One run of a job, as its handler sees it.
 
     Attributes:
-        id: The job, the same on every run.
         kind: The kind of its task.
         run_count: 1 on the first run.
         failure_count: Failures so far.
@@ -147,7 +151,7 @@ class Context(t.Generic[C, S]):
     def __init__(
         self,
         *,
-        id: uuid.UUID,
+        id: uuid.UUID | str,
         kind: str,
         run_count: int,
         failure_count: int,
@@ -157,7 +161,7 @@ class Context(t.Generic[C, S]):
         evidence: dict[str, object],
         history: Callable[[], list[Entry]],
     ) -> None:
-        self.id = id
+        self._id = id
         self.kind = kind
         self.run_count = run_count
         self.failure_count = failure_count
@@ -168,6 +172,14 @@ class Context(t.Generic[C, S]):
         self._history = history
         self._read: list[Entry] | None = None
         self._evidence = evidence
+
+    @property
+    def id(self) -> uuid.UUID:
+        """The job's id, the same on every run."""
+        # Few handlers ask for it, and to make one takes longer than all the rest of a context.
+        if isinstance(self._id, str):
+            self._id = uuid.UUID(self._id)
+        return self._id
 
     @property
     def history(self) -> list[Entry]:
@@ -189,7 +201,7 @@ class Context(t.Generic[C, S]):
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry job id, kind and run number as ``job``, ``kind`` and ``run``."""
-        return _Tagged(_logger, {"job": str(self.id), "kind": self.kind, "run": self.run_count})
+        return _Tagged(_logger, {"job": str(self._id), "kind": self.kind, "run": self.run_count})
 
     def attach(self, **evidence: object) -> None:
         """Record plain JSON data in this run's journal entry, also when the run fails.
@@ -201,7 +213,7 @@ class Context(t.Generic[C, S]):
         self._evidence.update(evidence)
 
     def __repr__(self) -> str:
-        return f"<venturi.Context {self.kind} {self.id} run={self.run_count}>"
+        return f"<venturi.Context {self.kind} {self._id} run={self.run_count}>"
 
 
 class Pending(t.Generic[T, C]):

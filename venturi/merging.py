@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import logging
 import typing as t
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
+from psycopg.pq import PipelineStatus
 
 from venturi import checks, codec
 from venturi.carry import read_carry, write_carry
 from venturi.context import Pending
 from venturi.errors import PayloadError
+from venturi.ids import uuid7
+from venturi.log import Log, log
 from venturi.outcome import Combine, Independent, Keep, Replace
 from venturi.store.connections import Connection
 from venturi.store.producing import Candidate, Merged, MergeEntry, NewJob, Producing
@@ -29,26 +31,43 @@ from venturi.values import Action, Entry, Priority, Receipt
 
 __all__ = ["Merging", "Request"]
 
-logger: logging.Logger = logging.getLogger("venturi.queue")
+logger: Log = log("venturi.queue")
+
+COPY_FROM = 1000
+"""From so many tasks without keys on, COPY is used."""
 
 MICROSECOND = dt.timedelta(microseconds=1)
 
 _DECISIONS: tuple[type[t.Any], ...] = (Keep, Replace, Combine, Independent)
 
 
-@attrs.frozen
+@attrs.define
 class Request:
-    """One task to be enqueued, encoded.
+    """One task to be enqueued, checked and encoded.
 
     Attributes:
-        job: The job that it becomes unless it is merged.
+        payload: The task as JSON text.
+        key: Its dedup key.
+        trace: The JSON text of the producer's trace context; None without one.
         index: Its position in the batch; None: it is no batch.
     """
 
     task: t.Any
     type: TaskType
-    job: NewJob
+    payload: str
+    priority: Priority
+    key: str | None
+    trace: str | None
     index: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of its task."""
+        return self.type.kind
+
+    def job(self, id: uuid.UUID, due: dt.datetime | None = None) -> NewJob:
+        """The job that it becomes unless it is merged."""
+        return NewJob(id, self.type.kind, self.payload, self.priority, self.key, self.trace, visible_at=due)
 
 
 @attrs.define
@@ -96,16 +115,25 @@ class Merging:
         self._held: dict[tuple[str, str], _Held] = {}
         self._inserts: list[NewJob] = []
         self._entries: list[MergeEntry] = []
-        self._sooner = False
+        self._sooner: set[str] = set()
         self._now = dt.datetime.min
 
     def store(self, requests: Sequence[Request]) -> list[Receipt]:
         """Write the requests; a receipt for each, in order."""
-        self._now = self._producing.enter(self._connection)
-        self._find([request for request in requests if request.job.dedup_key is not None])
+        self._now = self._producing.clock(self._connection)
+        keyed = [request for request in requests if request.key is not None]
+        if not keyed and len(requests) >= COPY_FROM and self._connection.pgconn.pipeline_status == PipelineStatus.OFF:
+            return self._copy(requests)
+        self._find(keyed)
         receipts = [self._place(request, due) for request, due in zip(requests, self._dues(len(requests)), strict=True)]
         self._write()
         return receipts
+
+    def _copy(self, requests: Sequence[Request]) -> list[Receipt]:
+        """Insert many tasks none of which can be merged."""
+        ids = self._producing.copy(self._connection, requests, self._now, next(self._dues(len(requests))))
+        self._producing.ring(self._connection, {request.kind for request in requests})
+        return [Receipt(id_, "inserted") for id_ in ids]
 
     def _dues(self, count: int) -> Iterator[dt.datetime]:
         """When tasks are due: those of a batch a microsecond after each other, the last one at the time asked for."""
@@ -121,7 +149,7 @@ class Merging:
 
     def _find(self, requests: Sequence[Request]) -> None:
         """Lock the keys, and take hold of the oldest decodable pending job of each."""
-        wanted = {(r.type.kind, t.cast(str, r.job.dedup_key)): r.type for r in requests}
+        wanted = {(r.type.kind, t.cast(str, r.key)): r.type for r in requests}
         if not wanted:
             return
         # Aliases are locked too: producers from before a renaming know the kind by them.
@@ -145,14 +173,13 @@ class Merging:
             missing = undecodable
 
     def _place(self, request: Request, due: dt.datetime) -> Receipt:
-        job = request.job
-        slot = None if job.dedup_key is None else (request.type.kind, job.dedup_key)
+        slot = None if request.key is None else (request.type.kind, request.key)
         held = None if slot is None else self._held.get(slot)
         decision = Independent() if held is None else self._decide(request, held)
         if held is None or isinstance(decision, Independent):
-            job.visible_at = due
+            job = request.job(uuid7(), due)
             self._inserts.append(job)
-            self._sooner = True
+            self._sooner.add(request.type.kind)
             if slot is not None and held is None:
                 self._held[slot] = _Held(
                     request.task, job.payload, None, 0, 0, job.priority, due, self._now, job.id, job.trace, inserted=job
@@ -171,7 +198,7 @@ class Merging:
             run_count=held.run_count,
             failure_count=held.failure_count,
             priority=held.priority,
-            asked_priority=request.job.priority,
+            asked_priority=request.priority,
             age=self._now - held.created_at,
             visible_at=held.visible_at,
             history=lambda: self._history(held.id),
@@ -189,16 +216,18 @@ class Merging:
         action: Action = "kept"
         made = t.cast(object, type(decision))
         if made is Replace:
-            held.task, held.payload = request.task, request.job.payload
-            held.carry, held.failure_count, held.priority = None, 0, request.job.priority
+            held.task, held.payload = request.task, request.payload
+            held.carry, held.failure_count, held.priority = None, 0, request.priority
             action = "replaced"
         elif made is Combine:
             self._combine(request, held, decision)
             action = "combined"
         if action != "kept":
             held.visible_at = self._merged_due(decision.delay, held.visible_at, due)
-            held.trace, held.changed = request.job.trace, True
-            self._sooner |= held.visible_at < before[1] or held.priority < before[0]
+            held.trace, held.changed = request.trace, True
+            if held.visible_at < before[1] or held.priority < before[0]:
+                # The job may be of a former kind, and wait for a worker that knows no other.
+                self._sooner.update(request.type.kinds)
         self._note(request, held, type(decision).__name__, before)
         return action
 
@@ -215,7 +244,7 @@ class Merging:
         except PayloadError as error:
             raise PayloadError(error.problem, path=error.path, index=request.index) from error
         wanted = decision.priority
-        held.priority = request.job.priority if wanted is None else checks.priority("priority", wanted)
+        held.priority = request.priority if wanted is None else checks.priority("priority", wanted)
 
     def _merged_due(self, delay: dt.timedelta | None, existing: dt.datetime, asked: dt.datetime) -> dt.datetime:
         if delay is None:
@@ -254,7 +283,7 @@ class Merging:
                     extra={"job": str(entry.id), "kind": entry.kind, "run": entry.run_no},
                 )  # fmt: skip
         if self._sooner:
-            self._producing.ring(self._connection)
+            self._producing.ring(self._connection, self._sooner)
 
 
 def _decoded(candidate: Candidate, type_: TaskType) -> _Held | None:

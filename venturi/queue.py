@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import datetime as dt
 import functools
+import sys
 import time
 import typing as t
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from typing_extensions import TypeVar
 
@@ -21,11 +22,11 @@ from venturi.outcome import Outcome
 from venturi.registry import Handler, Registry
 from venturi.store.connections import Connection
 from venturi.store.looking import FINISHED, HISTORY
-from venturi.store.producing import NewJob, Producing
+from venturi.store.producing import Producing
 from venturi.store.store import Store
 from venturi.task import TaskType, dedup_key, task_type
 from venturi.telemetry import Telemetry
-from venturi.values import Entry, Job, Priority, Receipt, Report, Stats, Status
+from venturi.values import Action, Entry, Job, Priority, Receipt, Report, Stats, Status
 
 if t.TYPE_CHECKING:
     from venturi.worker import Worker, WorkOptions
@@ -158,16 +159,19 @@ class Queue(t.Generic[S]):
         """
         due = _due(at, delay)
         producing = self._producing(notify)
-        with self.telemetry.producing(_type(task).kind) as trace:
+        type_ = _type(task)
+        with self.telemetry.producing(type_.kind) as trace:
             started = time.monotonic()
-            request = self._request(task, priority, trace)
-            if request.job.dedup_key is None:
+            self.registry.know(type_)
+            request = _request(task, type_, priority, trace)
+            if request.key is None:
+                job = request.job(uuid7())
                 with self.store.borrowed(conn) as connection:
-                    producing.insert(connection, request.job, due[0], due[1])
-                receipt = Receipt(request.job.id, "inserted")
+                    producing.insert(connection, job, *due)
+                receipt = Receipt(job.id, "inserted")
             else:
                 receipt = self._store([request], conn, due, producing)[0]
-        self._enqueued([request], [receipt], started, local=conn is None)
+        self._enqueued({(type_.kind, receipt.action): 1}, started, local=conn is None)
         return receipt
 
     def enqueue_many(
@@ -194,23 +198,27 @@ class Queue(t.Generic[S]):
             return []
         with self.telemetry.producing(_type(given[0]).kind) as trace:
             started = time.monotonic()
-            requests = [self._numbered(n, task, priority, trace) for n, task in enumerate(given)]
+            requests = self._requests(given, priority, trace)
             receipts = self._store(requests, conn, due, producing)
-        self._enqueued(requests, receipts, started, local=conn is None)
+        done: collections.Counter[tuple[str, Action]] = collections.Counter(
+            (request.kind, receipt.action) for request, receipt in zip(requests, receipts, strict=True)
+        )
+        self._enqueued(done, started, local=conn is None)
         return receipts
 
-    def _numbered(self, number: int, task: object, priority: Priority | None, trace: str | None) -> Request:
+    def _requests(self, tasks: Iterable[object], priority: Priority | None, trace: str | None) -> list[Request]:
+        made: list[Request] = []
+        types: dict[type, TaskType] = {}
         try:
-            return self._request(task, priority, trace, number)
+            for task in tasks:
+                type_ = types.get(type(task))
+                if type_ is None:
+                    type_ = types[type(task)] = _type(task)
+                    self.registry.know(type_)
+                made.append(_request(task, type_, priority, trace, len(made)))
         except PayloadError as error:
-            raise PayloadError(error.problem, path=error.path, index=number) from error
-
-    def _request(self, task: object, priority: Priority | None, trace: str | None, index: int | None = None) -> Request:
-        type_ = _type(task)
-        self.registry.know(type_)
-        wanted = type_.priority if priority is None else checks.priority("priority", priority)
-        payload = codec.encode(task, type_.cls)
-        return Request(task, type_, NewJob(uuid7(), type_.kind, payload, wanted, dedup_key(task), trace), index)
+            raise PayloadError(error.problem, path=error.path, index=len(made)) from error
+        return made
 
     def _store(
         self,
@@ -219,7 +227,7 @@ class Queue(t.Generic[S]):
         due: tuple[dt.datetime | None, dt.timedelta],
         producing: Producing,
     ) -> list[Receipt]:
-        keyed = any(request.job.dedup_key is not None for request in requests)
+        keyed = any(request.key is not None for request in requests)
         with self.store.transaction(conn, pipeline=keyed) as connection:
             merging = Merging(
                 producing,
@@ -232,13 +240,9 @@ class Queue(t.Generic[S]):
     def _producing(self, notify: bool | None) -> Producing:
         return self.store.producing(None if notify is None else checks.flag("notify", notify))
 
-    def _enqueued(
-        self, requests: Sequence[Request], receipts: Sequence[Receipt], started: float, *, local: bool
-    ) -> None:
+    def _enqueued(self, done: Mapping[tuple[str, Action], int], started: float, *, local: bool) -> None:
+        """Report how many tasks of each kind came to what."""
         telemetry = self.telemetry
-        done = collections.Counter(
-            (request.type.kind, receipt.action) for request, receipt in zip(requests, receipts, strict=True)
-        )
         for (kind, action), number in done.items():
             if action == "inserted":
                 telemetry.count("messaging.client.sent.messages", number, venturi__kind=kind)
@@ -248,7 +252,7 @@ class Queue(t.Generic[S]):
             "messaging.client.operation.duration",
             time.monotonic() - started,
             messaging__operation__type="send",
-            venturi__kind=requests[0].type.kind,
+            venturi__kind=next(iter(done))[0],
         )
         if local:
             self.store.local.wake()
@@ -289,10 +293,11 @@ class Queue(t.Generic[S]):
         since = None if finished_since is None else checks.instant("finished_since", finished_since)
         until = None if finished_until is None else checks.instant("finished_until", finished_until)
         number = checks.whole("limit", limit, 1, 1000)
+        kinds = self._kinds(kind)
         with self.store.borrowed(conn) as connection:
             return self.store.looking.jobs(
                 connection,
-                kinds=self._kinds(kind),
+                kinds=kinds,
                 status=status,
                 before=None if before is None else _id(before),
                 since=since,
@@ -348,7 +353,7 @@ class Queue(t.Generic[S]):
         Returns:
             How many.
         """
-        return self._requeue(None, self._kinds(kind), checks.whole("limit", limit, 1), delay, conn)
+        return self._requeue(None, self._kinds(kind), checks.whole("limit", limit, 1, sys.maxsize), delay, conn)
 
     def _requeue(
         self,
@@ -359,7 +364,7 @@ class Queue(t.Generic[S]):
         conn: Connection | None,
     ) -> int:
         wait = _due(None, delay)[1]
-        with self.store.borrowed(conn) as connection:
+        with self.store.transaction(conn) as connection:
             number = self.store.looking.requeue(connection, id=id, kinds=kinds, limit=limit, delay=wait)
         if conn is None and number:
             self.store.local.wake()
@@ -379,16 +384,15 @@ class Queue(t.Generic[S]):
         Raises:
             ConfigError: The instant is naive, or the status is not one of finished jobs.
         """
-        if status is not None and status not in FINISHED:
+        if status is not None and status not in tuple(FINISHED):
             raise ConfigError(f"status={status!r}: must be one of {', '.join(FINISHED)}")
         before = checks.instant("finished_before", finished_before)
         statuses = list(FINISHED) if status is None else [status]
+        kinds = self._kinds(kind)
         deleted = 0
         while True:
             with self.store.borrowed(None) as connection:
-                batch = self.store.looking.cleanup(
-                    connection, finished_before=before, kinds=self._kinds(kind), statuses=statuses
-                )
+                batch = self.store.looking.cleanup(connection, finished_before=before, kinds=kinds, statuses=statuses)
             deleted += batch
             if batch == 0:
                 return deleted
@@ -442,7 +446,7 @@ class Queue(t.Generic[S]):
         return worker.run() if block else worker.start()
 
     def _kinds(self, kind: str | None) -> tuple[str, ...] | None:
-        return None if kind is None else self.registry.names(kind)
+        return None if kind is None else self.registry.names(checks.kind("kind", kind))
 
 
 def _id(value: object) -> uuid.UUID:
@@ -455,6 +459,13 @@ def _type(task: object) -> TaskType:
     if isinstance(task, type):
         raise TypeError(f"enqueue takes an instance of {task.__qualname__}, not the class")
     return task_type(type(task))
+
+
+def _request(
+    task: object, type_: TaskType, priority: Priority | None, trace: str | None, index: int | None = None
+) -> Request:
+    wanted = type_.priority if priority is None else checks.priority("priority", priority)
+    return Request(task, type_, codec.encode(task, type_.cls), wanted, dedup_key(task), trace, index)
 
 
 def _due(at: dt.datetime | None, delay: dt.timedelta | None) -> tuple[dt.datetime | None, dt.timedelta]:

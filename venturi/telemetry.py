@@ -29,22 +29,22 @@ name                                       kind       recorded
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 import typing as t
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
 
+from venturi.log import Log, log
 from venturi.values import KindStats, Stats
 
 __all__ = ["Telemetry"]
 
-logger: logging.Logger = logging.getLogger("venturi.telemetry")
+logger: Log = log("venturi.telemetry")
 
 Attributes: t.TypeAlias = dict[str, str | int]
 
@@ -62,6 +62,9 @@ _COUNTERS = (
 SNAPSHOT_SECONDS = 0.5
 """Age up to which a snapshot serves the other gauge of the same collection too."""
 
+LOOK_SECONDS = 1.0
+_UNTRACED: AbstractContextManager[Callable[[str], None]] = nullcontext(lambda outcome: None)
+
 _HISTOGRAMS = ("messaging.client.operation.duration", "messaging.process.duration", "venturi.claim.latency")
 
 
@@ -77,6 +80,8 @@ class Telemetry:
         self._instruments: dict[str, t.Any] = {}
         self._known: dict[tuple[tuple[str, str | int], ...], Attributes] = {}
         self._tracer: trace.Tracer | None = None
+        self._traced = False
+        self._look_at = 0.0
         self._gauges: _Gauges | None = None
 
     def count(self, name: str, amount: int = 1, **attributes: str | int) -> None:
@@ -87,10 +92,12 @@ class Telemetry:
             except Exception:
                 logger.debug("a measurement could not be recorded", exc_info=True)
 
-    def record(self, name: str, seconds: float, **attributes: str | int) -> None:
-        """Record a duration."""
+    def record(self, name: str, *seconds: float, **attributes: str | int) -> None:
+        """Record durations."""
         try:
-            self._instrument(name).record(seconds, self._with(attributes))
+            known, record = self._with(attributes), self._instrument(name).record
+            for duration in seconds:
+                record(duration, known)
         except Exception:
             logger.debug("a measurement could not be recorded", exc_info=True)
 
@@ -107,9 +114,15 @@ class Telemetry:
         if self._gauges is not None:
             self._gauges.sources.remove(snapshot)
 
+    def producing(self, kind: str) -> AbstractContextManager[str | None]:
+        """A producer span around an enqueue; gives the JSON text of its context, None when it is not traced.
+
+        Without an SDK there is no span, and the caller's own context is handed on.
+        """
+        return self._send(kind) if self._is_traced() else nullcontext(self._headers(trace.get_current_span()))
+
     @contextmanager
-    def producing(self, kind: str) -> Generator[str | None]:
-        """A producer span around an enqueue; gives the JSON text of its context, None when it is not traced."""
+    def _send(self, kind: str) -> Generator[str | None]:
         span = self._start(
             f"send {kind}", trace.SpanKind.PRODUCER, {"messaging.operation.type": "send", "venturi.kind": kind}
         )
@@ -121,9 +134,22 @@ class Telemetry:
         finally:
             self._end(span)
 
-    @contextmanager
-    def processing(self, kind: str, job: str, run: int, headers: str | None) -> Generator[Callable[[str], None]]:
+    def processing(
+        self, kind: str, job: str, run: int, headers: str | None
+    ) -> AbstractContextManager[Callable[[str], None]]:
         """A consumer span around a run, linked to the enqueue; gives a function that says how the run ended."""
+        return self._process(kind, job, run, headers) if self._is_traced() else _UNTRACED
+
+    def _is_traced(self) -> bool:
+        """Whether spans go anywhere; looked up once a second, since to ask costs more than all else without an SDK."""
+        if not self._traced and (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            with suppress(Exception):
+                self._traced = not isinstance(trace.get_tracer("venturi", _version()), trace.ProxyTracer)
+        return self._traced
+
+    @contextmanager
+    def _process(self, kind: str, job: str, run: int, headers: str | None) -> Generator[Callable[[str], None]]:
         attributes: Attributes = {
             "messaging.operation.type": "process",
             "messaging.message.id": job,
@@ -133,7 +159,6 @@ class Telemetry:
         span = self._start(f"process {kind}", trace.SpanKind.CONSUMER, attributes, self._links(headers))
         token: t.Any = None
         with suppress(Exception):
-            # Without an SDK there is nothing that the handler's own spans could belong to.
             if span is not None and span.get_span_context().is_valid:
                 token = otel_context.attach(trace.set_span_in_context(span))
         try:

@@ -12,13 +12,13 @@ import datetime as dt
 import json
 import typing as t
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from venturi.store import sql
-from venturi.store.connections import Connection, Rows, run, together
-from venturi.values import JournalOutcome, Priority
+from venturi.store.connections import Connection, Rows, array, run, texts, together
+from venturi.values import JournalOutcome
 
 __all__ = ["Ask", "Claim", "Claiming", "Ending", "Expired", "Turn", "Unsettled", "WorkerRow"]
 
@@ -27,18 +27,19 @@ _NUMBER: dict[str, int] = {outcome: number for number, outcome in enumerate(sql.
 RECOVERY_BATCH = 100
 
 
-@attrs.frozen
+@attrs.define
 class Claim:
     """One claimed job. Payload and carry are JSON text, decoded in the slot.
 
     Attributes:
+        key: The job's id as text, which is all that most claims are asked for.
         eligible: When it became due, in seconds since 1970.
         waited: Seconds from then to the claim, on the database's clock.
     """
 
-    id: uuid.UUID
+    key: str
     kind: str
-    priority: Priority
+    priority: int
     run_count: int
     failure_count: int
     carry: str | None
@@ -46,6 +47,11 @@ class Claim:
     waited: float
     payload: str | None
     trace: str | None
+
+    @property
+    def id(self) -> uuid.UUID:
+        """The job's id."""
+        return uuid.UUID(self.key)
 
 
 @attrs.define
@@ -75,6 +81,7 @@ class Ending:
     """How one claim ends.
 
     Attributes:
+        key: The job's id as text.
         owner: The worker that holds the claim; another than the caller's in a recovery.
         delay: Microseconds until the job is due again, for what goes back to pending.
         duration: Microseconds that the handler ran.
@@ -82,7 +89,7 @@ class Ending:
         carry: JSON text to store; None keeps the stored one.
     """
 
-    id: uuid.UUID
+    key: str
     kind: str
     run_count: int
     owner: uuid.UUID
@@ -100,11 +107,12 @@ class Unsettled:
     """A claim whose end was not recorded.
 
     Attributes:
+        key: The job's id as text.
         ours: The claim still stands and was only locked: to be asked again.
         done: An earlier try, whose answer was lost, has recorded this very end.
     """
 
-    id: uuid.UUID
+    key: str
     run_count: int
     ours: bool
     done: bool
@@ -128,11 +136,12 @@ class Expired:
     """A claim whose lease is over.
 
     Attributes:
+        key: The job's id as text.
         worker: Its owner in words, as ``host:pid``; None when nothing is known of it.
         cancel: Whether somebody asked to cancel it.
     """
 
-    id: uuid.UUID
+    key: str
     kind: str
     run_count: int
     owner: uuid.UUID
@@ -170,21 +179,19 @@ class Claiming:
 
         The settle comes first, so that a turn that fails as a whole has claimed nothing.
         """
-        again = any(ending.outcome not in ("completed", "dead", "cancelled") for ending in endings)
+        again = self._bells(endings)
         claimed: Rows | None = None
         with together(session):
-            if again:
-                run(session, self._sql(sql.ENTERED))
             settled = self._send(session, endings, expired=False) if endings else None
             if ask is not None:
                 statement = sql.CLAIM_CAPPED if min(ask.rooms) < ask.count else sql.CLAIM
                 claimed = run(session, self._sql(statement), self._claim(ask), prepare=True)
             if again:
-                run(session, self._sql(sql.RUNG))
+                run(session, self._sql(sql.RUNG), (again,))
         # Read after the pipeline: an answer that is read inside it takes a round trip of its own, before the commit's.
         unsettled = [Unsettled(*row) for row in settled.fetchall()] if settled else []
         rows = claimed.fetchall() if claimed else []
-        claims = [Claim(row[1], row[2], Priority(row[3]), *row[4:]) for row in rows if row[1] is not None]
+        claims = [Claim(*row[1:]) for row in rows if row[1] is not None]
         claims.sort(key=lambda claim: (claim.priority, claim.eligible))
         return Turn(unsettled, claims, rows[0][0] if rows else 0)
 
@@ -199,15 +206,21 @@ class Claiming:
         Args:
             expired: Only where the lease is over by the database's clock: a recovery.
         """
+        again = self._bells(endings)
         with together(session):
-            run(session, self._sql(sql.ENTERED))
             settled = self._send(session, endings, expired=expired)
-            run(session, self._sql(sql.RUNG))
+            if again:
+                run(session, self._sql(sql.RUNG), (again,))
         return [Unsettled(*row) for row in settled.fetchall()]
 
-    def renew(self, session: Connection, claims: Sequence[tuple[uuid.UUID, int]]) -> list[tuple[uuid.UUID, bool, bool]]:
-        """Renew the leases of (id, run_count) pairs; for each the id, whether it was renewed, whether it is ours."""
-        ids, runs = _array(id_ for id_, _ in claims), _array(number for _, number in claims)
+    def _bells(self, endings: Sequence[Ending]) -> list[int]:
+        """What is to be rung for jobs that go back to pending."""
+        kinds = {ending.kind for ending in endings if ending.outcome not in ("completed", "dead", "cancelled")}
+        return [self._sql.bell(kind) for kind in kinds]
+
+    def renew(self, session: Connection, claims: Sequence[tuple[str, int]]) -> list[tuple[str, bool, bool]]:
+        """Renew the leases of (key, run_count) pairs; for each the key, whether it was renewed, whether it is ours."""
+        ids, runs = array(key for key, _ in claims), array(number for _, number in claims)
         parameters = (ids, runs, self._worker.id, self._worker.lease, self._worker.id)
         return self._rows(session, sql.RENEW, parameters, True)
 
@@ -220,8 +233,8 @@ class Claiming:
         depth = None if everywhere else self._depth(session)
         rows = self._rows(session, sql.EXPIRED, (depth, RECOVERY_BATCH))
         return [
-            Expired(id_, kind, runs, owner, failures, f"{host}:{pid}" if host is not None else None, cancel)
-            for id_, kind, runs, owner, failures, host, pid, cancel in rows
+            Expired(key, kind, runs, owner, failures, f"{host}:{pid}" if host is not None else None, cancel)
+            for key, kind, runs, owner, failures, host, pid, cancel in rows
         ]
 
     def strays(
@@ -229,14 +242,14 @@ class Claiming:
         session: Connection,
         kinds: Sequence[str],
         tiers: Sequence[int],
-        known: Sequence[tuple[uuid.UUID, int]],
+        known: Sequence[tuple[str, int]],
     ) -> list[Ending]:
-        """The endings that release claims of this worker that are not known to it, as (id, run_count) pairs."""
-        ids, runs = _array(id_ for id_, _ in known), _array(number for _, number in known)
+        """The endings that release claims of this worker that are not known to it, as (key, run_count) pairs."""
+        ids, runs = array(key for key, _ in known), array(number for _, number in known)
         parameters = (list(kinds), list(tiers), self._depth(session), self.owner, ids, runs)
         rows = self._rows(session, sql.STRAYS, parameters)
         note = "the answer to the claim was lost"
-        return [Ending(id_, kind, number, self.owner, "released", note=note) for id_, kind, number in rows]
+        return [Ending(key, kind, number, self.owner, "released", note=note) for key, kind, number in rows]
 
     def _depth(self, session: Connection) -> int:
         """How far from the head of a lane its claims stand: all slots there are, and some for what was passed over."""
@@ -255,11 +268,11 @@ class Claiming:
         with together(session):
             run(session, self._sql(sql.LEFT), (self._worker.id,))
 
-    def cancels(self, session: Connection, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
-        """Cancel jobs that went back to pending since the request; the (id, run_count) requests for those named."""
+    def cancels(self, session: Connection, keys: Sequence[str]) -> list[tuple[str, int]]:
+        """Cancel jobs that went back to pending since the request; the (key, run_count) requests for those named."""
         with together(session):
             run(session, self._sql(sql.SWEEP_CANCELS), (), prepare=True)
-            told = run(session, self._sql(sql.TOLD), (_array(ids),), prepare=True)
+            told = run(session, self._sql(sql.TOLD), (array(keys),), prepare=True)
         return told.fetchall()
 
     def _rows(
@@ -270,18 +283,19 @@ class Claiming:
         return answer.fetchall()
 
     def _claim(self, ask: Ask) -> tuple[object, ...]:
-        lanes = (_texts(ask.kinds), *map(_array, (ask.tiers, ask.tasks, ask.rooms, ask.depths, ask.marks)))
-        return (*lanes, *map(_array, ask.positions), ask.count, self._worker.id, self._worker.lease)
+        lanes = (texts(ask.kinds), *map(array, (ask.tiers, ask.tasks, ask.rooms, ask.depths, ask.marks)))
+        return (*lanes, *map(array, ask.positions), ask.count, self._worker.id, self._worker.lease)
 
     def _send(self, session: Connection, endings: Sequence[Ending], *, expired: bool) -> Rows:
+        owners = {owner: str(owner) for owner in {ending.owner for ending in endings}}
         details = (_details(number, ending) for number, ending in enumerate(endings, 1))
         parameters = (
-            _array(ending.id for ending in endings),
-            _array(ending.run_count for ending in endings),
-            _array(ending.owner for ending in endings),
-            _array(_NUMBER[ending.outcome] for ending in endings),
-            _array(ending.delay for ending in endings),
-            _array(ending.duration for ending in endings),
+            array(ending.key for ending in endings),
+            array(ending.run_count for ending in endings),
+            array(owners[ending.owner] for ending in endings),
+            array(_NUMBER[ending.outcome] for ending in endings),
+            array(ending.delay for ending in endings),
+            array(ending.duration for ending in endings),
             f"[{','.join(filter(None, details))}]",
             expired,
             expired,
@@ -302,13 +316,3 @@ def _details(number: int, ending: Ending) -> str:
         # In an array, since a carry of null is not the same as none.
         fields.append(f'"carry":[{ending.carry}]')
     return f'{{"n":{number},{",".join(fields)}}}' if fields else ""
-
-
-def _array(values: Iterable[object]) -> str:
-    """An array literal of numbers or uuids; many times faster than adapting a list item by item."""
-    return "{" + ",".join(map(str, values)) + "}"
-
-
-def _texts(values: Sequence[str]) -> str:
-    quoted = ('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values)
-    return "{" + ",".join(quoted) + "}"

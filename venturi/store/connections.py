@@ -9,7 +9,7 @@ import threading
 import time
 import typing as t
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 
 import psycopg
@@ -28,11 +28,14 @@ __all__ = [
     "Pool",
     "Rows",
     "Session",
+    "array",
     "connect",
     "own",
+    "readable",
     "resolve",
     "run",
     "schema_errors",
+    "texts",
     "together",
 ]
 
@@ -68,7 +71,7 @@ def resolve(dsn: str | None) -> str:
     """The connection string: the argument, else VENTURI_DATABASE_URL, else DATABASE_URL, else libpq's PG* variables.
 
     Raises:
-        ConfigError: The one that is set cannot be parsed; its text is not repeated, since it may hold a password.
+        ConfigError: The one that is set cannot be parsed.
     """
     for source, value in (
         ("dsn", dsn),
@@ -77,14 +80,26 @@ def resolve(dsn: str | None) -> str:
     ):
         if value is None or (value == "" and source != "dsn"):
             continue
-        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
-            raise ConfigError(f"{source} must be a connection string, not {type(value).__name__}")
-        try:
-            conninfo.conninfo_to_dict(value)
-        except psycopg.ProgrammingError:
-            raise ConfigError(f"{source} is no connection string that libpq understands") from None
-        return value
+        return readable(source, value)
     return ""
+
+
+def readable(option: str, value: object) -> str:
+    """The value of an option that is a connection string; its text is never repeated, since it may hold a password.
+
+    Raises:
+        ConfigError: It cannot be parsed, or not as it is meant.
+    """
+    if not isinstance(value, str):
+        raise ConfigError(f"{option} must be a connection string, not {type(value).__name__}")
+    try:
+        conninfo.conninfo_to_dict(value)
+    except psycopg.ProgrammingError:
+        raise ConfigError(f"{option} is no connection string that libpq understands") from None
+    # A password ends for libpq at the first @. What follows would be a host, which errors and logs name.
+    if value.startswith(("postgresql://", "postgres://")) and value.partition("?")[0].count("@") > 1:
+        raise ConfigError(f"{option} has more than one @: within a name or a password it is written %40")
+    return value
 
 
 class Session(psycopg.Connection[TupleRow]):
@@ -227,6 +242,17 @@ def run(connection: Connection, query: bytes, parameters: tuple[t.Any, ...] = ()
     # text.
     cursor.execute(query, parameters, prepare=prepare, binary=True)
     return cursor
+
+
+def array(values: Iterable[object]) -> str:
+    """An array literal of numbers or ids; many times faster than adapting a list item by item."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def texts(values: Sequence[str]) -> str:
+    """An array literal of texts."""
+    quoted = ('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values)
+    return "{" + ",".join(quoted) + "}"
 
 
 @contextmanager

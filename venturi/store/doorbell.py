@@ -1,35 +1,35 @@
 """How a parked worker is woken without taxing busy ones.
 
 A commit with a pending NOTIFY takes a lock of the whole database until its commit record is flushed, so a NOTIFY with
-every enqueue makes all commits wait in line. It is sent only when somebody sleeps. Two advisory keys per queue say
-so:
+every enqueue makes all commits wait in line. It is sent only when somebody sleeps who could do the job. Two sorts of
+advisory keys say so:
 
-PARKED    held shared, for as long as it sleeps, by the listening session of each parked worker
-INFLIGHT  held shared by every producer that rings, from before its insert to the end of its transaction
+PARKED    one for each kind of a queue, held shared, for as long as it sleeps, by the listening session of each parked
+          worker; a worker of very many kinds holds one that stands for all of them instead
+INFLIGHT  one for each queue, held shared by every producer from before it looks at PARKED to the end of its transaction
 
-A producer takes INFLIGHT, inserts, and tries PARKED exclusively: free means that nobody sleeps, and it lets go at once;
-refused means that somebody does, and it notifies. A worker with nothing to do takes PARKED shared, and then tries
-INFLIGHT
-exclusively in a transaction of its own: granted means that every producer that looked before it has committed or rolled
-back, and every later one will see it. So it claims once more, in a later statement, and sleeps until notified, due or
-told.
-Refused means that a producer in an open transaction may have looked too early: it keeps PARKED, polls ever slower,
-and asks again.
+A producer takes INFLIGHT, and tries PARKED of its kind and of all kinds exclusively: free means that nobody sleeps,
+and it lets go at once; refused means that somebody does, and it notifies. A worker with nothing to do takes PARKED
+shared, and then tries INFLIGHT exclusively in a transaction of its own: granted means that every producer that looked
+before it has committed or rolled back, and every later one will see it. So it claims once more, in a later statement,
+and sleeps until notified, due or told. Refused means that a producer in an open transaction may have looked too early:
+it keeps PARKED, polls ever slower, and asks again.
 
-Every lock is only tried. A refused INFLIGHT makes a producer notify all the same, because the worker that holds it is
-just about to sleep; a refused PARKED makes a worker poll. Nothing waits in a caller's transaction, and nothing is lost:
+Every lock is only tried. A producer that is refused INFLIGHT, which some worker holds for a moment, notifies all the
+same; a refused PARKED makes a worker poll. Nothing waits in a caller's transaction, and nothing is lost:
 
 * a producer that sees PARKED free entered INFLIGHT before the worker could pass its second step, so that step is
-refused
-  until the producer has committed, and the claim after it sees the job;
+  refused until the producer has committed, and the claim after it sees the job;
 * a session that dies gives up both its LISTEN and its PARKED, since they belong to the same session.
 
-What would break it: looking at PARKED before entering INFLIGHT; claiming in the same statement that tries INFLIGHT,
-whose snapshot is older; a worker that sleeps on one session and listens on another; sending the two locks of the
-worker through a pooler.
+What would break it: looking at PARKED before entering INFLIGHT, or without having entered it; claiming in the same
+statement that tries INFLIGHT, whose snapshot is older; a worker that sleeps on one session and listens on another;
+sending the two locks of the worker through a pooler.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from venturi.store import sql
 from venturi.store.connections import Session, run
@@ -42,9 +42,12 @@ def listen(session: Session, statements: sql.Sql) -> None:
     run(session, statements(sql.LISTEN))
 
 
-def park(session: Session, statements: sql.Sql) -> bool | None:
+def park(session: Session, statements: sql.Sql, bells: Sequence[int]) -> bool | None:
     """Take PARKED; whether the worker may sleep after one more claim. None: not even PARKED was to be had just now."""
-    if not run(session, statements(sql.PARK)).fetchall()[0][0]:
+    answers = run(session, statements(sql.PARK), (list(bells),)).fetchall()
+    taken = [bell for bell, granted in answers if granted]
+    if len(taken) < len(answers):
+        leave(session, statements, taken)
         return None
     return quiet(session, statements)
 
@@ -54,6 +57,6 @@ def quiet(session: Session, statements: sql.Sql) -> bool:
     return bool(run(session, statements(sql.QUIET)).fetchall()[0][0])
 
 
-def leave(session: Session, statements: sql.Sql) -> None:
+def leave(session: Session, statements: sql.Sql, bells: Sequence[int]) -> None:
     """Let go of PARKED."""
-    run(session, statements(sql.LEAVE))
+    run(session, statements(sql.LEAVE), (list(bells),))

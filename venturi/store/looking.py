@@ -45,8 +45,13 @@ class Looking:
     ) -> list[Job]:
         """Jobs by falling id."""
         names = None if kinds is None else list(kinds)
-        parameters = (names, names, status, status, before, before, since, since, until, until, limit)
-        return [_job(row) for row in run(connection, self._sql(sql.JOBS), parameters).fetchall()]
+        page = (names, names, before, before, since, since, until, until, limit)
+        if status in sql.JOBS_OF:
+            # Unprepared, so that the plan is made for this page.
+            rows = run(connection, self._sql(sql.JOBS_OF[status]), page, prepare=False)
+        else:
+            rows = run(connection, self._sql(sql.JOBS), (status, status, *page))
+        return [_job(row) for row in rows.fetchall()]
 
     def journal(self, connection: Connection, id: uuid.UUID, newest: int | None = None) -> list[Entry]:
         """A job's entries, oldest first; all of them, or the newest ones."""
@@ -86,10 +91,13 @@ class Looking:
         limit: int,
         delay: dt.timedelta,
     ) -> int:
-        """Send dead jobs back, the longest dead first; how many."""
+        """Send dead jobs back, the longest dead first; how many. Inside a transaction."""
         names = None if kinds is None else list(kinds)
         rows = run(connection, self._sql(sql.REQUEUE), (id, id, names, names, limit, delay)).fetchall()
-        return int(rows[0][0])
+        number, sent = rows[0]
+        if number:
+            run(connection, self._sql(sql.RUNG), ([self._sql.bell(kind) for kind in sent],))
+        return int(number)
 
     def cleanup(
         self,
@@ -122,12 +130,12 @@ def _entry(row: tuple[t.Any, ...]) -> Entry:
 
 
 def _parsed(text: str | None) -> t.Any:
-    """The JSON value; the text itself where it is too deep, so that one row does not spoil a list."""
+    """The JSON value; the text itself where it is too deep or has too long a number, so that one row spoils no list."""
     if text is None:
         return None
     try:
         return codec.parse(text)
-    except RecursionError:
+    except (RecursionError, ValueError):
         return text
 
 

@@ -7,19 +7,17 @@ from __future__ import annotations
 import datetime as dt
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
-from psycopg.pq import PipelineStatus
 
+from venturi.ids import uuid7s
 from venturi.store import sql
-from venturi.store.connections import Connection, Rows, run
+from venturi.store.connections import Connection, run
+from venturi.store.copying import Plain, copy
 from venturi.values import Priority
 
 __all__ = ["Candidate", "Merged", "NewJob", "Producing"]
-
-COPY_FROM = 1000
-"""From so many jobs without keys on, COPY is used."""
 
 CHUNK_JOBS = 5000
 CHUNK_BYTES = 32 * 1024 * 1024
@@ -103,16 +101,17 @@ class Producing:
 
     def insert(self, connection: Connection, job: NewJob, at: dt.datetime | None, delay: dt.timedelta) -> None:
         """Insert one job without looking for others; body, live row and bell in one statement."""
-        row = (job.id, job.kind, job.payload, int(job.priority), job.dedup_key, job.trace, at, delay)
+        bell = self._sql.bell(job.kind)
+        row = (job.id, job.kind, job.payload, int(job.priority), job.dedup_key, job.trace, at, delay, bell)
         run(connection, self._sql(sql.INSERT), row)
 
-    def enter(self, connection: Connection) -> dt.datetime:
-        """Begin a batch: enter the doorbell's protocol and read the clock that the batch goes by."""
-        return _utc(run(connection, self._sql(sql.ENTERED)).fetchall()[0][1])
+    def clock(self, connection: Connection) -> dt.datetime:
+        """The clock that a batch goes by."""
+        return _utc(run(connection, self._sql(sql.CLOCK)).fetchall()[0][0])
 
-    def ring(self, connection: Connection) -> None:
-        """End a batch: wake a parked worker when the transaction commits."""
-        run(connection, self._sql(sql.RUNG))
+    def ring(self, connection: Connection, kinds: Iterable[str]) -> None:
+        """Wake the parked workers of these kinds when the transaction commits."""
+        run(connection, self._sql(sql.RUNG), (sorted({self._sql.bell(kind) for kind in kinds}),))
 
     def lock(self, connection: Connection, keys: Sequence[tuple[str, str]]) -> None:
         """Lock (kind, key) pairs until the end of the transaction: the kinds shared, the keys exclusively."""
@@ -142,14 +141,16 @@ class Producing:
                 oldest[number] = (age, found)
         return {number: found for number, (_, found) in oldest.items()}
 
-    def insert_many(self, connection: Connection, jobs: Sequence[NewJob], created_at: dt.datetime) -> None:
+    def insert_many(self, connection: Connection, jobs: Iterable[NewJob], created_at: dt.datetime) -> None:
         """Insert a batch whose jobs have their ``visible_at`` set."""
-        plain = all(job.dedup_key is None and job.carry is None for job in jobs)
-        if plain and len(jobs) >= COPY_FROM and connection.pgconn.pipeline_status == PipelineStatus.OFF:
-            self._copy(connection, jobs, created_at.isoformat())
-            return
         for chunk in _chunks([_row(job, created_at.isoformat()) for job in jobs]):
             run(connection, self._sql(sql.INSERT_MANY), (chunk,))
+
+    def copy(
+        self, connection: Connection, jobs: Sequence[Plain], created_at: dt.datetime, due: dt.datetime
+    ) -> list[uuid.UUID]:
+        """Insert many jobs that are due a microsecond after each other, the first of them at ``due``; their ids."""
+        return copy(connection, self._sql, jobs, uuid7s(len(jobs)), created_at, due)
 
     def merge(self, connection: Connection, merged: Sequence[Merged]) -> None:
         """Store the new state of locked candidates."""
@@ -181,19 +182,6 @@ class Producing:
                 for key in of_kind:
                     yield False, sql.key64(self._schema_key, kind, key), True
 
-    def _copy(self, connection: Connection, jobs: Sequence[NewJob], created_at: str) -> None:
-        bodies = (
-            f"{job.id}\t{_escaped(job.kind)}\t{_escaped(job.payload)}\t{int(job.priority)}\t"
-            f"{_escaped(job.trace) if job.trace else chr(92) + 'N'}\t{created_at}\n"
-            for job in jobs
-        )
-        rows = (f"{job.id}\t{_escaped(job.kind)}\t{int(job.priority)}\t{job.visible_at}\n" for job in jobs)
-        for statement, lines in ((sql.COPY_JOBS, bodies), (sql.COPY_LIVE, rows)):
-            # COPY takes no parameters, so that its percent signs stand for themselves.
-            with Rows(connection).copy(self._sql(statement).replace(b"%%", b"%")) as copy:
-                for block in _blocks(lines):
-                    copy.write(block)
-
 
 def _row(job: NewJob, created_at: str) -> str:
     """The job as an element of the JSON array that INSERT_MANY reads; its payload, JSON already, is put in as it is."""
@@ -221,21 +209,6 @@ def _chunks(rows: Sequence[str]) -> Iterator[str]:
         size += len(row)
     if chunk:
         yield f"[{','.join(chunk)}]"
-
-
-def _blocks(lines: Iterator[str]) -> Iterator[str]:
-    block: list[str] = []
-    for line in lines:
-        block.append(line)
-        if len(block) == 500:
-            yield "".join(block)
-            block.clear()
-    yield "".join(block)
-
-
-def _escaped(text: str) -> str:
-    """Text for COPY. JSON text and kinds hold no control characters, so that only backslashes need it."""
-    return text.replace("\\", "\\\\")
 
 
 def _utc(moment: dt.datetime) -> dt.datetime:

@@ -2,7 +2,7 @@
 
 ``{q}`` is the quoted schema, ``{now}`` the clock: ``statement_timestamp()`` everywhere, since it advances inside a
 pipeline and inside a caller's long transaction, and since it is STABLE, which a distributed UPDATE or DELETE
-requires. ``{enter}`` and ``{ring}`` are the producer's two steps of the doorbell (`venturi.store.doorbell`).
+requires. ``{ring}`` is the producer's part in the doorbell (`venturi.store.doorbell`).
 
 Shapes that keep plans from flipping while statistics are wrong, as a queue's always are: rows of ``live`` are reached
 by a lateral look-up with LIMIT, or by ctid, never as one side of a join on an indexed column, nor by an EXISTS in the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+from collections.abc import Collection
 
 __all__ = ["LATEST_INSTANT", "OUTCOMES", "Sql", "key64"]
 
@@ -26,11 +27,18 @@ OUTCOMES = ("completed", "paused", "retried", "dead", "recovered", "released", "
 
 _LOCK_CLASS = 0x76656E74
 
+MANY_KINDS = 50
+"""A worker with more kinds parks for all kinds by one lock: every lock takes room in the server's lock table."""
+
 
 def key64(*parts: str) -> int:
     """A signed 64-bit advisory key for the parts; unequal parts do not collide by being joined."""
     joined = b"\0".join(part.encode() for part in parts)
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big", signed=True)
+
+
+def _key32(*parts: str) -> int:
+    return key64(*parts) >> 32
 
 
 class Sql:
@@ -40,24 +48,42 @@ class Sql:
         schema: Its name, unquoted.
         now: The clock, an SQL expression of type timestamptz.
         notify: Whether its enqueues ring the doorbell.
+
+    Attributes:
+        channel: Where its workers listen.
+        every: The bell that is rung with all others.
     """
 
     def __init__(self, schema: str, *, now: str = "statement_timestamp()", notify: bool = True) -> None:
         digest = hashlib.blake2b(schema.encode(), digest_size=12).hexdigest()
-        key = key64(schema) >> 32
+        key = _key32(schema)
+        self._schema = schema
+        self._bells: dict[str, int] = {}
+        self.every: int = key
         self.channel: str = f"venturi_{digest}"
         # Doubled percent signs, since every statement is sent with parameters.
         self._names = {
             "q": '"' + schema.replace('"', '""').replace("%", "%%") + '"',
             "now": now,
             "latest": LATEST,
-            "parked": f"{_LOCK_CLASS}, {key}",
+            "parked": f"{_LOCK_CLASS}",
+            "every": f"{key}",
             "inflight": f"{_LOCK_CLASS + 1}, {key}",
             "channel": self.channel,
         }
-        self._names["enter"] = ENTER.format_map(self._names) if notify else "true"
         self._names["ring"] = RING.format_map(self._names) if notify else "NULL::text"
         self._rendered: dict[str, bytes] = {}
+
+    def bell(self, kind: str) -> int:
+        """What producers of a kind ring, and workers of it park for."""
+        try:
+            return self._bells[kind]
+        except KeyError:
+            return self._bells.setdefault(kind, _key32(self._schema, kind))
+
+    def bells(self, kinds: Collection[str]) -> list[int]:
+        """What a worker of these kinds parks for."""
+        return [self.every] if len(kinds) > MANY_KINDS else sorted({self.bell(kind) for kind in kinds})
 
     def __call__(self, template: str) -> bytes:
         """The statement that the template stands for."""
@@ -69,25 +95,26 @@ class Sql:
 
 # --- The doorbell
 
-ENTER = "pg_try_advisory_xact_lock_shared({inflight})"
-# One expression, so that nothing can fail between taking the lock and letting go of it.
-RING = """CASE WHEN pg_try_advisory_lock({parked}) THEN pg_advisory_unlock({parked})::text
- ELSE pg_notify('{channel}', '')::text END"""
-ENTERED = "SELECT {enter}, {now}"
-RUNG = "SELECT {ring}"
+# One expression, so that nothing can fail between taking a lock and letting go of it.
+RING = """CASE WHEN NOT pg_try_advisory_xact_lock_shared({inflight}) THEN pg_notify('{channel}', '')::text
+     WHEN NOT pg_try_advisory_lock({parked}, bell.key) THEN pg_notify('{channel}', '')::text
+     WHEN pg_advisory_unlock({parked}, bell.key) AND pg_try_advisory_lock({parked}, {every})
+     THEN pg_advisory_unlock({parked}, {every})::text
+     ELSE pg_notify('{channel}', '')::text END"""
+CLOCK = "SELECT {now}"
+RUNG = "SELECT {ring} FROM unnest(%s::int[]) bell(key)"
 TELL = "SELECT pg_notify('{channel}', 'cancel')"
 LISTEN = "LISTEN {channel}"
-PARK = "SELECT pg_try_advisory_lock_shared({parked})"
+PARK = "SELECT bell.key, pg_try_advisory_lock_shared({parked}, bell.key) FROM unnest(%s::int[]) bell(key)"
 QUIET = "SELECT pg_try_advisory_xact_lock({inflight})"
-LEAVE = "SELECT pg_advisory_unlock_shared({parked})"
+LEAVE = "SELECT pg_advisory_unlock_shared({parked}, bell.key) FROM unnest(%s::int[]) bell(key)"
 
 # --- Enqueue
 
 INSERT = """
-WITH entered AS MATERIALIZED (SELECT {enter}),
-body AS (
+WITH body AS (
   INSERT INTO {q}.jobs (id, kind, payload, priority, dedup_key, trace, created_at)
-  SELECT %s::uuid, %s, %s::jsonb, %s::smallint, %s, %s::jsonb, {now} FROM entered
+  VALUES (%s::uuid, %s, %s::jsonb, %s::smallint, %s, %s::jsonb, {now})
   RETURNING id, kind, priority, dedup_key),
 hot AS (
   INSERT INTO {q}.live (id, kind, priority, dedup_key, visible_at)
@@ -95,7 +122,7 @@ hot AS (
          least(greatest(coalesce(%s::timestamptz, {now} + %s::interval), {now}), {latest})
     FROM body b
   RETURNING id)
-SELECT {ring} FROM hot"""
+SELECT {ring} FROM hot CROSS JOIN (SELECT %s::int AS key) bell"""
 
 # The rows of one batch become visible a microsecond apart, backwards from the instant given, so that all of them are
 # due at once and the order in which they were given holds without an id in the index.
@@ -111,8 +138,12 @@ body AS (
 INSERT INTO {q}.live (id, kind, priority, dedup_key, visible_at, carry)
 SELECT id, kind, priority, dedup_key, visible_at, carry FROM given"""
 
-COPY_JOBS = "COPY {q}.jobs (id, kind, payload, priority, trace, created_at) FROM STDIN"
-COPY_LIVE = "COPY {q}.live (id, kind, priority, visible_at) FROM STDIN"
+COPY_JOBS = "COPY {q}.jobs (id, kind, payload, priority, trace, created_at) FROM STDIN (FORMAT binary)"
+APPEND_LIVE = """
+INSERT INTO {q}.live (id, kind, priority, visible_at)
+SELECT id, kind, priority, %s::timestamptz + (n - 1) * interval '1 microsecond'
+  FROM unnest(%s::uuid[], %s::text[], %s::smallint[]) WITH ORDINALITY s(id, kind, priority, n)
+ ORDER BY n"""
 
 # Sorted by the caller: kinds before keys, each by number, so that batches never wait for each other in a circle. The
 # setting ends with the transaction, as the locks do, and counts its keys: past the bound whole kinds are locked
@@ -207,7 +238,7 @@ claimed AS (
              SELECT r.ctid AS tid FROM {{q}}.live r WHERE r.ctid = c.tid AND r.owner IS NULL AND r.visible_at <= {{now}}
                 FOR UPDATE SKIP LOCKED) f))
   RETURNING l.id, l.kind, l.priority, l.run_count, l.failure_count, l.carry, l.visible_at)
-SELECT (SELECT count(*) FROM chosen), c.id, c.kind, c.priority, c.run_count, c.failure_count, c.carry::text,
+SELECT (SELECT count(*) FROM chosen), c.id::text, c.kind, c.priority, c.run_count, c.failure_count, c.carry::text,
        extract(epoch FROM c.visible_at)::float8, extract(epoch FROM {{now}} - c.visible_at)::float8,
        b.payload::text, b.trace::text
   FROM (SELECT 1) one
@@ -287,7 +318,7 @@ written AS (
   SELECT id, run, failure_count, {now}, outcome, kind, owner, duration * interval '1 microsecond', note, traceback,
          evidence
     FROM ended ORDER BY n)
-SELECT g.id, g.run, o.there IS NOT NULL AS ours, d.there IS NOT NULL AS done
+SELECT g.id::text, g.run, o.there IS NOT NULL AS ours, d.there IS NOT NULL AS done
   FROM given g
   LEFT JOIN LATERAL (
     SELECT true AS there FROM {q}.live r
@@ -311,7 +342,7 @@ held AS MATERIALIZED (
 renewed AS (
   UPDATE {q}.live r SET lease_until = {now} + %s::interval WHERE r.ctid = ANY (ARRAY(SELECT tid FROM held))
   RETURNING r.id)
-SELECT g.id, n.id IS NOT NULL, o.there IS NOT NULL
+SELECT g.id::text, n.id IS NOT NULL, o.there IS NOT NULL
   FROM given g
   LEFT JOIN renewed n ON n.id = g.id
   LEFT JOIN LATERAL (
@@ -339,7 +370,7 @@ WITH RECURSIVE lanes(kind, priority) AS (
   SELECT n.kind, n.priority FROM lanes p CROSS JOIN LATERAL (
     SELECT l.kind, l.priority FROM {q}.live l
      WHERE (l.kind, l.priority) > (p.kind, p.priority) ORDER BY l.kind, l.priority LIMIT 1) n)
-SELECT h.id, h.kind, h.run_count, h.owner, h.failure_count, w.host, w.pid,
+SELECT h.id::text, h.kind, h.run_count, h.owner, h.failure_count, w.host, w.pid,
        EXISTS (SELECT FROM {q}.cancels c WHERE c.job_id = h.id AND c.run_count <= h.run_count)
   FROM (SELECT e.* FROM lanes a CROSS JOIN LATERAL (
           SELECT l.id, l.kind, l.run_count, l.owner, l.failure_count, l.lease_until FROM {q}.live l
@@ -352,7 +383,7 @@ SELECT h.id, h.kind, h.run_count, h.owner, h.failure_count, w.host, w.pid,
 
 # Claims of this worker that it does not know of, looked for like EXPIRED.
 STRAYS = """
-SELECT s.id, s.kind, s.run_count
+SELECT s.id::text, s.kind, s.run_count
   FROM unnest(%s::text[], %s::smallint[]) a(kind, tier)
  CROSS JOIN LATERAL (
    SELECT l.id, l.kind, l.run_count, l.owner FROM {q}.live l
@@ -381,7 +412,7 @@ ON CONFLICT (job_id, run_count) DO UPDATE SET requested_at = excluded.requested_
 RETURNING job_id"""
 
 TOLD = """
-SELECT c.job_id, c.run_count FROM {q}.cancels c WHERE c.job_id = ANY (%s::uuid[])"""
+SELECT c.job_id::text, c.run_count FROM {q}.cancels c WHERE c.job_id = ANY (%s::uuid[])"""
 
 # What became of the claims that a request spoke of: back to pending = cancelled now; gone = the request is too.
 SWEEP_CANCELS = """
@@ -405,9 +436,8 @@ DELETE FROM {q}.cancels c
 # --- Requeue
 
 REQUEUE = """
-WITH entered AS MATERIALIZED (SELECT {enter}),
-risen AS (
-  DELETE FROM {q}.dead d USING entered WHERE d.id = ANY (ARRAY(
+WITH risen AS (
+  DELETE FROM {q}.dead d WHERE d.id = ANY (ARRAY(
     SELECT x.id FROM {q}.dead x
      WHERE (%s::uuid IS NULL OR x.id = %s) AND (%s::text[] IS NULL OR x.kind = ANY (%s))
      ORDER BY x.died_at LIMIT %s FOR UPDATE SKIP LOCKED))
@@ -423,7 +453,7 @@ written AS (
   INSERT INTO {q}.journal (job_id, run_no, failure_count, recorded_at, outcome, kind)
   SELECT id, run_count, 0, {now}, 8, kind FROM hot),
 withdrawn AS (DELETE FROM {q}.cancels c WHERE c.job_id IN (SELECT id FROM hot))
-SELECT count(*), (SELECT {ring} FROM hot LIMIT 1) FROM hot"""
+SELECT count(*), coalesce(array_agg(DISTINCT kind), '{{}}') FROM hot"""
 
 # --- Look
 
@@ -432,14 +462,22 @@ _JOB = """SELECT id, kind, status, priority, payload::text, carry::text, dedup_k
 
 JOB = _JOB + " WHERE id = %s"
 
-JOBS = (
-    _JOB
-    + """
- WHERE (%s::text[] IS NULL OR kind = ANY (%s)) AND (%s::text IS NULL OR status = %s)
-   AND (%s::uuid IS NULL OR id < %s)
+# A page of rows with such columns, newest first.
+_PAGE = """(%s::text[] IS NULL OR kind = ANY (%s)) AND (%s::uuid IS NULL OR id < %s)
    AND (%s::timestamptz IS NULL OR finished_at >= %s) AND (%s::timestamptz IS NULL OR finished_at < %s)
  ORDER BY id DESC LIMIT %s"""
-)
+
+JOBS = f"{_JOB} WHERE (%s::text IS NULL OR status = %s) AND {_PAGE}"
+
+# Jobs of these statuses are looked for where they are, and not in all of history.
+JOBS_OF = {
+    status: f"{_JOB} WHERE id IN (SELECT id FROM ({rows}) found WHERE {_PAGE}) ORDER BY id DESC"
+    for status, rows in (
+        ("pending", "SELECT id, kind, NULL::timestamptz AS finished_at FROM {q}.live WHERE owner IS NULL"),
+        ("claimed", "SELECT id, kind, NULL::timestamptz AS finished_at FROM {q}.live WHERE owner IS NOT NULL"),
+        ("dead", "SELECT id, kind, died_at AS finished_at FROM {q}.dead"),
+    )
+}
 
 PENDING = """
 SELECT l.kind, j.payload::text FROM {q}.live l JOIN {q}.jobs j ON j.id = l.id

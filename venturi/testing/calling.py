@@ -112,7 +112,7 @@ def call(
     bound = _bound(handler)
     sent = _sent(task, bound.task)
     evidence: dict[str, object] = {}
-    context = Context[t.Any, t.Any](
+    context: Context[t.Any, t.Any] = Context(
         id=uuid7() if id is None else id,
         kind=bound.task.kind,
         run_count=run_count,

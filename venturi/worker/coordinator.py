@@ -15,6 +15,7 @@ parked     it has claimed once more, and sleeps until a notification, the next d
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import random
@@ -27,6 +28,7 @@ import attrs
 import psycopg
 
 from venturi.context import RunSignal
+from venturi.log import Log, log
 from venturi.registry import Registry
 from venturi.store.claiming import Claim, Claiming, Ending, Unsettled
 from venturi.store.connections import Session
@@ -42,12 +44,14 @@ from venturi.worker.threads import Part
 
 __all__ = ["Coordinator"]
 
-logger: logging.Logger = logging.getLogger("venturi.worker")
+logger: Log = log("venturi.worker")
 
 LINGER = 0.05
 LONGEST_LINGER = 1.0
 RESTLESS = 0.1
 """Woken within so many seconds of parking: parking did not pay."""
+
+_LEVELS = {"dead": logging.WARNING, "retried": logging.INFO}
 
 CALM = 1.0
 """Seconds without a call after which calls that were in vain are forgotten."""
@@ -170,19 +174,19 @@ class Coordinator:
         """Release claims in one statement; the runs whose rows were locked, to be tried again."""
         endings = [
             Ending(
-                run.claim.id, run.claim.kind, run.claim.run_count, self._claiming.owner, "released",
+                run.claim.key, run.claim.kind, run.claim.run_count, self._claiming.owner, "released",
                 note="the worker stopped while the handler ran",
             )
             for run in stragglers
         ]  # fmt: skip
-        answers = {answer.id: answer for answer in self._claiming.settle(self._part.session(), endings)}
-        locked = [run for run in stragglers if run.claim.id in answers and answers[run.claim.id].ours]
+        answers = {answer.key: answer for answer in self._claiming.settle(self._part.session(), endings)}
+        locked = [run for run in stragglers if run.claim.key in answers and answers[run.claim.key].ours]
         for run in stragglers:
             if run in locked:
                 continue
             # A run whose claim was lost stays in flight: its handler still runs, and is not to be waited for.
-            if run.claim.id not in answers or answers[run.claim.id].done:
-                self._flight.remove(run)
+            if run.claim.key not in answers or answers[run.claim.key].done:
+                self._flight.remove([run])
                 released.append(run)
                 self._telemetry.count("venturi.released", venturi__kind=run.claim.kind)
         return locked
@@ -200,7 +204,7 @@ class Coordinator:
         self._telemetry.count("venturi.lost_claims", venturi__kind=run.claim.kind)
         logger.warning(
             "job %s of kind %s: the result of run %d is not recorded, its claim was %s",
-            run.claim.id, run.claim.kind, run.claim.run_count, why, extra=run.tags(self._claiming.owner),
+            run.claim.key, run.claim.kind, run.claim.run_count, why, extra=run.tags(self._claiming.owner),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -227,7 +231,7 @@ class Coordinator:
             if held and run.ending is not None:
                 kept.append(run)
                 continue
-            self._let_go(run)
+            self._let_go([run])
             # What is not held was given back by the stop or, before that, overtaken by a later claim of the same job.
             self.refused(run, "lost" if held or self._claims else "released")
         return kept
@@ -274,18 +278,21 @@ class Coordinator:
             self._looked(len(turn.claims), ask.count, turn.seen)
 
     def _settled(self, runs: Sequence[Run], unsettled: Sequence[Unsettled]) -> None:
-        answers = {(answer.id, answer.run_count): answer for answer in unsettled}
+        answers = {(answer.key, answer.run_count): answer for answer in unsettled}
+        if any(answer.ours for answer in unsettled):
+            self._locked_until = time.monotonic() + random.uniform(0.05, 0.1)
+        recorded: list[Run] = []
         for run in runs:
-            answer = answers.get((run.claim.id, run.claim.run_count))
-            if answer is not None and answer.ours:
-                self._locked.append(run)
-                self._locked_until = time.monotonic() + random.uniform(0.05, 0.1)
-                continue
-            self._let_go(run)
+            answer = answers.get((run.claim.key, run.claim.run_count)) if answers else None
             if answer is None or answer.done:
-                self._recorded(run)
+                recorded.append(run)
+            elif answer.ours:
+                self._locked.append(run)
             else:
+                self._let_go([run])
                 self.refused(run, "lost")
+        self._let_go(recorded)
+        self._recorded(recorded)
 
     def _unlock(self) -> None:
         """Ask again for the runs whose rows were locked."""
@@ -294,7 +301,7 @@ class Coordinator:
 
     def _release_strays(self, session: Session) -> None:
         """Give back what a claim took whose answer was lost, instead of letting its lease run out as a failure."""
-        known = [(run.claim.id, run.claim.run_count) for run in self._flight.all()]
+        known = [(run.claim.key, run.claim.run_count) for run in self._flight.all()]
         endings = self._claiming.strays(session, *self._lanes.all(), known)
         if endings:
             self._claiming.settle(session, endings)
@@ -321,9 +328,8 @@ class Coordinator:
         self._flight.add(runs)
         # When a stop came while the claim was on its way, the runs are told before they begin, and so do not begin.
         self._stopping()
-        for run in runs:
-            self._claimed(run)
-            self._slots.hand(run)
+        self._claimed(runs)
+        self._slots.hand(runs)
 
     # --- After a look
 
@@ -382,33 +388,42 @@ class Coordinator:
         self._marks.ignore()
         return random.uniform(0.05, 0.1)
 
-    # --- Bookkeeping of one run
+    # --- Bookkeeping
 
-    def _claimed(self, run: Run) -> None:
-        claim = run.claim
-        self._telemetry.count("messaging.client.consumed.messages", venturi__kind=claim.kind)
-        self._telemetry.record("venturi.claim.latency", claim.waited, venturi__kind=claim.kind)
+    def _claimed(self, runs: Sequence[Run]) -> None:
+        waits: dict[str, list[float]] = {}
+        for run in runs:
+            waits.setdefault(run.claim.kind, []).append(run.claim.waited)
+        for kind, waited in waits.items():
+            self._telemetry.count("messaging.client.consumed.messages", len(waited), venturi__kind=kind)
+            self._telemetry.record("venturi.claim.latency", *waited, venturi__kind=kind)
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "job %s of kind %s: run %d claimed", claim.id, claim.kind, claim.run_count,
-                extra=run.tags(self._claiming.owner),
-            )  # fmt: skip
+            for run in runs:
+                self._log(logging.DEBUG, run, "claimed")
 
-    def _let_go(self, run: Run) -> None:
-        self._flight.remove(run)
-        self._lanes.ended(run.claim.kind)
+    def _let_go(self, runs: Sequence[Run]) -> None:
+        self._flight.remove(runs)
+        self._lanes.ended(run.claim.kind for run in runs)
 
-    def _recorded(self, run: Run) -> None:
-        ending = t.cast(Ending, run.ending)
-        self.settled += 1
-        self._telemetry.count("venturi.settled", venturi__kind=ending.kind, venturi__outcome=ending.outcome)
-        self._telemetry.count("venturi.released", ending.outcome == "released", venturi__kind=ending.kind)
-        if ending.outcome in ("dead", "retried") or logger.isEnabledFor(logging.DEBUG):
-            level = {"dead": logging.WARNING, "retried": logging.INFO}.get(ending.outcome, logging.DEBUG)
-            logger.log(
-                level, "job %s of kind %s: run %d %s", ending.id, ending.kind, ending.run_count, ending.outcome,
-                extra=run.tags(self._claiming.owner),
-            )  # fmt: skip
+    def _recorded(self, runs: Sequence[Run]) -> None:
+        self.settled += len(runs)
+        ends = collections.Counter((run.claim.kind, t.cast(Ending, run.ending).outcome) for run in runs)
+        for (kind, outcome), number in ends.items():
+            self._telemetry.count("venturi.settled", number, venturi__kind=kind, venturi__outcome=outcome)
+            if outcome == "released":
+                self._telemetry.count("venturi.released", number, venturi__kind=kind)
+        lowest = logging.DEBUG if logger.isEnabledFor(logging.DEBUG) else logging.INFO
+        for run in runs:
+            outcome = t.cast(Ending, run.ending).outcome
+            level = _LEVELS.get(outcome, logging.DEBUG)
+            if level >= lowest:
+                self._log(level, run, outcome)
+
+    def _log(self, level: int, run: Run, what: str) -> None:
+        logger.log(
+            level, "job %s of kind %s: run %d %s", run.claim.key, run.claim.kind, run.claim.run_count, what,
+            extra=run.tags(self._claiming.owner),
+        )  # fmt: skip
 
 
 def _about_data(error: psycopg.Error) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -35,7 +35,7 @@ class Run:
         """What log records say of the run, as ``extra``."""
         claim = self.claim
         return {
-            "job": str(claim.id), "kind": claim.kind, "run": claim.run_count, "worker": str(worker), "slot": self.thread
+            "job": claim.key, "kind": claim.kind, "run": claim.run_count, "worker": str(worker), "slot": self.thread
         }  # fmt: skip
 
 
@@ -44,28 +44,26 @@ class Flight:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._runs: dict[uuid.UUID, Run] = {}
+        self._runs: dict[str, Run] = {}
 
     def add(self, runs: Sequence[Run]) -> None:
         """Take runs in. An earlier run of the same job, whose claim was lost, is told so and held no more."""
         with self._lock:
-            overtaken = [self._runs[run.claim.id] for run in runs if run.claim.id in self._runs]
-            self._runs.update((run.claim.id, run) for run in runs)
+            overtaken = [self._runs[run.claim.key] for run in runs if run.claim.key in self._runs]
+            self._runs.update((run.claim.key, run) for run in runs)
         for run in overtaken:
             run.signal.tell("lease lost")
 
-    def remove(self, run: Run) -> bool:
-        """Take a run out; False when it was taken out before."""
+    def remove(self, runs: Iterable[Run]) -> None:
+        """Take runs out, those that still are in."""
         with self._lock:
-            if self._runs.get(run.claim.id) is not run:
-                return False
-            del self._runs[run.claim.id]
-            return True
+            for run in runs:
+                if self._runs.get(run.claim.key) is run:
+                    del self._runs[run.claim.key]
 
     def holds(self, run: Run) -> bool:
         """Whether the run is in flight."""
-        with self._lock:
-            return self._runs.get(run.claim.id) is run
+        return self._runs.get(run.claim.key) is run
 
     def all(self) -> list[Run]:
         """The runs in flight."""

@@ -104,12 +104,13 @@ class Lanes:
         for claim in claims:
             self._running += 1
             self._taken[self._task[claim.kind]] += 1
-            lane = (claim.kind, int(claim.priority))
-            oldest[lane] = min(claim, oldest.get(lane, claim), key=lambda each: each.eligible)
+            # They come sorted, so that the first of a lane is its oldest.
+            oldest.setdefault((claim.kind, claim.priority), claim)
         for lane, claim in oldest.items():
             self._marks.claimed(lane, claim.eligible, claim.eligible + claim.waited)
 
-    def ended(self, kind: str) -> None:
-        """Give back the room of one run."""
-        self._running -= 1
-        self._taken[self._task[kind]] -= 1
+    def ended(self, kinds: Iterable[str]) -> None:
+        """Give back the room of one run of each of these kinds."""
+        for kind in kinds:
+            self._running -= 1
+            self._taken[self._task[kind]] -= 1

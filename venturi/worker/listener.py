@@ -11,7 +11,7 @@ import enum
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from venturi.store import doorbell
@@ -44,6 +44,7 @@ class Listener:
     Args:
         connect: Opens its session.
         statements: The queue's.
+        bells: What it parks for.
         wake: Called when there may be work, and when the parking has changed.
         cancel: Called when somebody has asked to cancel a claimed job.
         reconnected: Called when a session was opened after another one was lost.
@@ -54,6 +55,7 @@ class Listener:
         self,
         connect: Callable[[], Session],
         statements: Sql,
+        bells: Sequence[int],
         outages: Outages,
         *,
         wake: Callable[[], None],
@@ -64,6 +66,7 @@ class Listener:
         self._parking = Parking.AWAY
         self._part = Part("listener", connect, outages, Retry(0.1, 30.0))
         self._sql = statements
+        self._bells = bells
         self._wake = wake
         self._cancel = cancel
         self._reconnected = reconnected
@@ -158,11 +161,11 @@ class Listener:
         if self._wanted and self._ask:
             self._ask = False
             held = self._parking is not Parking.AWAKE
-            safe = doorbell.quiet(session, self._sql) if held else doorbell.park(session, self._sql)
+            safe = doorbell.quiet(session, self._sql) if held else doorbell.park(session, self._sql, self._bells)
             self._change(Parking.AWAKE if safe is None else Parking.SAFE if safe else Parking.EARLY)
         elif not self._wanted and self._parking in (Parking.EARLY, Parking.SAFE):
             self._parking = Parking.AWAKE
-            doorbell.leave(session, self._sql)
+            doorbell.leave(session, self._sql, self._bells)
 
     def _drain(self, session: Session) -> None:
         payloads = {notification.payload for notification in session.notifies(timeout=0)}

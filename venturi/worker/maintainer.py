@@ -8,7 +8,6 @@ and recovers nothing for one interval, since the other workers may not have come
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -18,6 +17,7 @@ from contextlib import suppress
 
 from venturi.backoff import jittered
 from venturi.errors import UnknownKindError
+from venturi.log import Log, log
 from venturi.registry import Registry
 from venturi.store.claiming import RECOVERY_BATCH, Claiming, Ending, Expired
 from venturi.store.connections import Session
@@ -30,7 +30,7 @@ from venturi.worker.threads import Part, spawn
 
 __all__ = ["Maintainer"]
 
-logger: logging.Logger = logging.getLogger("venturi.worker")
+logger: Log = log("venturi.worker")
 
 LOOK_EVERYWHERE = 20
 """Every so many recoveries look at all live rows, in case a claim stands where none is expected."""
@@ -123,13 +123,13 @@ class Maintainer:
 
     def _renew(self, session: Session) -> None:
         # A run past its timeout is left to recovery: its handler was told, and does not listen.
-        runs = {run.claim.id: run for run in self._flight.all() if run.signal.reason != "timeout"}
+        runs = {run.claim.key: run for run in self._flight.all() if run.signal.reason != "timeout"}
         if not runs:
             return
         sent = time.monotonic()
-        answers = self._claiming.renew(session, [(id_, run.claim.run_count) for id_, run in runs.items()])
-        for id_, renewed, ours in answers:
-            run = runs[id_]
+        answers = self._claiming.renew(session, [(key, run.claim.run_count) for key, run in runs.items()])
+        for key, renewed, ours in answers:
+            run = runs[key]
             if renewed:
                 run.signal.lease_end = sent + self._settings.lease
             elif not ours and self._flight.holds(run):
@@ -138,16 +138,16 @@ class Maintainer:
     def _lost(self, run: Run) -> None:
         if run.signal.reason is None:
             logger.warning(
-                "job %s of kind %s: the claim of run %d is lost", run.claim.id, run.claim.kind, run.claim.run_count,
+                "job %s of kind %s: the claim of run %d is lost", run.claim.key, run.claim.kind, run.claim.run_count,
                 extra=run.tags(self._claiming.owner),
             )  # fmt: skip
         run.signal.tell("lease lost")
 
     def _tell(self, session: Session, runs: Sequence[Run]) -> None:
-        held = {run.claim.id: run for run in runs}
-        for id_, number in self._claiming.cancels(session, list(held)):
-            if held[id_].claim.run_count >= number:
-                held[id_].signal.tell("operator")
+        held = {run.claim.key: run for run in runs}
+        for key, number in self._claiming.cancels(session, list(held)):
+            if held[key].claim.run_count >= number:
+                held[key].signal.tell("operator")
 
     # --- Claims of others
 
@@ -158,8 +158,8 @@ class Maintainer:
             expired = self._claiming.expired(session, everywhere=everywhere)
             endings = [self._ending(claim) for claim in expired]
             if endings:
-                unsettled = {(u.id, u.run_count) for u in self._claiming.settle(session, endings, expired=True)}
-                self._report([e for e in endings if (e.id, e.run_count) not in unsettled])
+                unsettled = {(u.key, u.run_count) for u in self._claiming.settle(session, endings, expired=True)}
+                self._report([e for e in endings if (e.key, e.run_count) not in unsettled])
                 if len(unsettled) == len(endings):
                     return  # other workers are at it
             if len(expired) < RECOVERY_BATCH:
@@ -170,11 +170,11 @@ class Maintainer:
         note = f"the lease of {who} ran out in run {claim.run_count}"
         failure = claim.failure_count + 1
         if claim.cancel:
-            return Ending(claim.id, claim.kind, claim.run_count, claim.owner, "cancelled", note=note)
+            return Ending(claim.key, claim.kind, claim.run_count, claim.owner, "cancelled", note=note)
         if self._settings.backstop is not None and failure >= self._settings.backstop:
-            return Ending(claim.id, claim.kind, claim.run_count, claim.owner, "dead", note=note)
-        delay = max(LEAST_DELAY, self._backoff(claim.kind, claim.id, failure))
-        return Ending(claim.id, claim.kind, claim.run_count, claim.owner, "recovered", delay=delay, note=note)
+            return Ending(claim.key, claim.kind, claim.run_count, claim.owner, "dead", note=note)
+        delay = max(LEAST_DELAY, self._backoff(claim.kind, uuid.UUID(claim.key), failure))
+        return Ending(claim.key, claim.kind, claim.run_count, claim.owner, "recovered", delay=delay, note=note)
 
     def _backoff(self, kind: str, job: uuid.UUID, failure: int) -> int:
         curve = self._settings.backoff
@@ -185,9 +185,9 @@ class Maintainer:
     def _report(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
             logger.warning(
-                "job %s of kind %s: %s; %s", ending.id, ending.kind, ending.note, ending.outcome,
+                "job %s of kind %s: %s; %s", ending.key, ending.kind, ending.note, ending.outcome,
                 extra={
-                    "job": str(ending.id), "kind": ending.kind, "run": ending.run_count, "worker": str(ending.owner)
+                    "job": ending.key, "kind": ending.kind, "run": ending.run_count, "worker": str(ending.owner)
                 },
             )  # fmt: skip
             self._telemetry.count("venturi.recovered", venturi__kind=ending.kind)

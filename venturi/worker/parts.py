@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import os
 import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from venturi.log import Log, log
 from venturi.registry import Registry
 from venturi.store.claiming import Claiming, WorkerRow
 from venturi.store.store import Store
@@ -30,7 +30,7 @@ from venturi.worker.slots import Slots
 
 __all__ = ["GRACE", "Parts", "host"]
 
-logger: logging.Logger = logging.getLogger("venturi.worker")
+logger: Log = log("venturi.worker")
 
 GRACE = 4.0
 """Seconds after the deadline of a stop in which its last statements have to be answered."""
@@ -98,6 +98,7 @@ class Parts:
             self._listener = Listener(
                 lambda: store.listening_session(lambda: min(ANSWER_SECONDS, patience())),
                 store.statements,
+                store.statements.bells(lanes.kinds),
                 outages,
                 wake=inbox.call,
                 cancel=self._maintainer.poke,

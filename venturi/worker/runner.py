@@ -7,9 +7,7 @@ converters, default factories and ``__str__`` of exceptions are its code as much
 from __future__ import annotations
 
 import contextvars
-import datetime as dt
 import inspect
-import logging
 import threading
 import time
 import typing as t
@@ -21,6 +19,7 @@ import attrs
 from venturi import codec, text
 from venturi.backoff import jittered
 from venturi.carry import read_carry, write_carry
+from venturi.checks import microseconds
 from venturi.context import Context, enter
 from venturi.errors import Cancelled, PayloadError, PermanentError, RetryLater
 from venturi.outcome import Completed, Pause
@@ -32,13 +31,10 @@ from venturi.worker.settings import Settings
 
 __all__ = ["LEAST_DELAY", "Runner"]
 
-logger: logging.Logger = logging.getLogger("venturi.worker")
-
 LEAST_DELAY = 5_000_000
 """Microseconds: a job that was recovered, or could not be decoded, waits at least so long."""
 
 EVIDENCE_BYTES = 64 * 1024
-_MICROSECOND = dt.timedelta(microseconds=1)
 _LONGEST = 260_000_000_000_000_000  # microseconds, some 8200 years; the database stops it at the latest instant
 
 
@@ -93,7 +89,7 @@ class Runner:
 
     def _observed(self, run: Run) -> Ending | None:
         claim = run.claim
-        with self._telemetry.processing(run.bound.task.kind, str(claim.id), claim.run_count, claim.trace) as ended:
+        with self._telemetry.processing(run.bound.task.kind, claim.key, claim.run_count, claim.trace) as ended:
             started = time.monotonic()
             ending = self._run(run)
             self._telemetry.record("messaging.process.duration", time.monotonic() - started, venturi__kind=claim.kind)
@@ -110,8 +106,8 @@ class Runner:
         except BaseException as error:
             return self._failed(run, text.describe(error), text.trace(error), least=LEAST_DELAY)
         evidence: dict[str, object] = {}
-        context = Context[t.Any, t.Any](
-            id=claim.id,
+        context: Context[t.Any, t.Any] = Context(
+            id=claim.key,
             kind=bound.task.kind,
             run_count=claim.run_count,
             failure_count=claim.failure_count,
@@ -139,7 +135,7 @@ class Runner:
         except PermanentError as error:
             return _End("dead", text.note(error), text.trace(error))
         except RetryLater as error:
-            return _End("retried", text.describe(error), text.trace(error), delay=error.delay // _MICROSECOND)
+            return _End("retried", text.describe(error), text.trace(error), delay=microseconds(error.delay))
         except Cancelled as error:
             return self._cancelled(run, error)
         except Exception as error:
@@ -207,7 +203,7 @@ class Runner:
     ) -> Ending:
         claim = run.claim
         return Ending(
-            id=claim.id,
+            key=claim.key,
             kind=claim.kind,
             run_count=claim.run_count,
             owner=self._owner,
@@ -228,7 +224,7 @@ def _returned(result: object) -> _End:
         return _End("completed", None if result.note is None else text.note(result.note))
     if isinstance(result, Pause):
         note = None if result.note is None else text.note(result.note)
-        return _End("paused", note, delay=result.resume_in // _MICROSECOND)
+        return _End("paused", note, delay=microseconds(result.resume_in))
     if inspect.iscoroutine(result):
         result.close()
     named = text.note(_named(result))
