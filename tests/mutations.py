@@ -2,8 +2,8 @@
 
     python -m tests.mutations [STATEMENT ...] [--tests FILE ...]
 
-Each mutation takes one condition out of `venturi/store/sql.py`, in a copy of the package that comes before the checkout
-on the import path, and runs the tests of that statement. "killed": a test failed, as it should. "survived": none did,
+Each mutation takes one condition out of a statement, in a copy of the package that comes before the checkout on the
+import path, and runs the tests of that statement. "killed": a test failed, as it should. "survived": none did,
 and a test is missing. "broken": the statement does not run at all any more, which proves nothing. The exit status is 1
 unless all are killed. Takes some three minutes, and is no part of the test suite.
 """
@@ -27,7 +27,8 @@ from queue import SimpleQueue
 from venturi import embedded
 
 ROOT = Path(__file__).resolve().parent.parent
-STATEMENTS = "venturi/store/sql.py"
+MODULES = ("venturi/store/sql.py", "venturi/store/claiming_sql.py", "venturi/store/looking_sql.py")
+"""The modules of the statements."""
 LONGEST = 60
 """Seconds after which tests that still run count as failed."""
 WORKERS, OPERATORS = "tests/test_guards.py", "tests/test_guards_operators.py"
@@ -193,21 +194,32 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
-def mutated(source: str, mutation: Mutation) -> str:
-    """The module without the condition.
+Sources: t.TypeAlias = dict[str, str]
+"""The text of each module of statements."""
+
+
+def statement(source: str, name: str) -> re.Match[str] | None:
+    """Where a module has the statement, as group 1."""
+    plain = re.search(rf'^{name} = "(?:"")?(.*?)"(?:"")?$', source, re.DOTALL | re.MULTILINE)
+    # Or one that is put together, and its variant.
+    made = rf"^(def _{name.lower()}\(.*?^{name}_\w+ = .*?)^\n"
+    return plain or re.search(made, source, re.DOTALL | re.MULTILINE)
+
+
+def mutated(sources: Sources, mutation: Mutation) -> Sources:
+    """The modules without the condition.
 
     Raises:
         SystemExit: Its text is no longer in the statement, or more than once.
     """
-    name = mutation.statement
-    found = re.search(rf'^{name} = "(?:"")?(.*?)"(?:"")?$', source, re.DOTALL | re.MULTILINE)
-    if found is None:  # one that is put together, and its variant
-        made = rf"^(def _{name.lower()}\(.*?^{name}_\w+ = .*?)^\n"
-        found = re.search(made, source, re.DOTALL | re.MULTILINE)
-    if found is None or found[1].count(mutation.old) != 1:
-        times = "no such statement" if found is None else f"it is there {found[1].count(mutation.old)} times"
-        raise SystemExit(f"{mutation.statement}, {mutation.guard}: {times}: {mutation.old!r}")
-    return source[: found.start(1)] + found[1].replace(mutation.old, mutation.new) + source[found.end(1) :]
+    trouble = "no such statement"
+    for module, source in sources.items():
+        if found := statement(source, mutation.statement):
+            if found[1].count(mutation.old) == 1:
+                text = found[1].replace(mutation.old, mutation.new)
+                return sources | {module: source[: found.start(1)] + text + source[found.end(1) :]}
+            trouble = f"it is there {found[1].count(mutation.old)} times"
+    raise SystemExit(f"{mutation.statement}, {mutation.guard}: {trouble}: {mutation.old!r}")
 
 
 class Place(t.NamedTuple):
@@ -216,9 +228,10 @@ class Place(t.NamedTuple):
     folder: str
     dsn: str
 
-    def test(self, source: str, *arguments: str) -> tuple[int, str]:
-        """Run tests with this module of statements; exit status and output."""
-        Path(self.folder, STATEMENTS).write_text(source)
+    def test(self, sources: Sources, *arguments: str) -> tuple[int, str]:
+        """Run tests with these modules of statements; exit status and output."""
+        for module, source in sources.items():
+            Path(self.folder, module).write_text(source)
         environment = os.environ | {
             "PYTHONPATH": self.folder, "PYTHONDONTWRITEBYTECODE": "1", "VENTURI_TEST_DATABASE_URL": self.dsn,
         }  # fmt: skip
@@ -241,11 +254,11 @@ def place() -> cabc.Generator[Place]:
         yield Place(folder, server.dsn)
 
 
-def verdict(place: Place, source: str, mutation: Mutation, tests: cabc.Sequence[str]) -> str:
+def verdict(place: Place, sources: Sources, mutation: Mutation, tests: cabc.Sequence[str]) -> str:
     """What became of one mutation."""
     file, names = TESTS[mutation.statement]
     for arguments in [(*tests,)] if tests else [(file, "-k", names), EVERYTHING]:
-        status, output = place.test(mutated(source, mutation), *arguments)
+        status, output = place.test(mutated(sources, mutation), *arguments)
         if status not in (0, 1) or BROKEN.search(output):
             return f"broken\n{output}"
         if status == 1:
@@ -253,7 +266,7 @@ def verdict(place: Place, source: str, mutation: Mutation, tests: cabc.Sequence[
     return "survived"
 
 
-def judged(source: str, mutations: cabc.Sequence[Mutation], tests: cabc.Sequence[str], places: list[Place]) -> int:
+def judged(sources: Sources, mutations: cabc.Sequence[Mutation], tests: cabc.Sequence[str], places: list[Place]) -> int:
     """Judge at several places at once; how many are not killed."""
     free: SimpleQueue[Place] = SimpleQueue()
     for place in places:
@@ -262,7 +275,7 @@ def judged(source: str, mutations: cabc.Sequence[Mutation], tests: cabc.Sequence
     def judge(mutation: Mutation) -> str:
         place = free.get()
         try:
-            return verdict(place, source, mutation, tests)
+            return verdict(place, sources, mutation, tests)
         finally:
             free.put(place)
 
@@ -282,15 +295,15 @@ def main() -> int:
     parser.add_argument("statements", nargs="*", metavar="STATEMENT", help="only these, such as SETTLE")
     parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="these tests, not each statement's own")
     given = parser.parse_args()
-    source = (ROOT / STATEMENTS).read_text()
+    sources = {module: (ROOT / module).read_text() for module in MODULES}
     for mutation in MUTATIONS:
-        mutated(source, mutation)
+        mutated(sources, mutation)
     chosen = [mutation for mutation in MUTATIONS if not given.statements or mutation.statement in given.statements]
     with place() as one, place() as two:
-        status, output = one.test(source, *(given.tests or EVERYTHING[:2]))
+        status, output = one.test(sources, *(given.tests or EVERYTHING[:2]))
         if status:
             raise SystemExit(f"the tests fail without any mutation:\n{output}")
-        bad = judged(source, chosen, given.tests, [one, two])
+        bad = judged(sources, chosen, given.tests, [one, two])
     print(f"{len(chosen)} mutations, {bad} to be looked at")
     return int(bad > 0)
 

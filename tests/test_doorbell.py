@@ -174,8 +174,8 @@ def test_no_wake_up_is_lost_at_the_edge_of_sleep(
     queue: venturi.Queue, producer: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     """With workers that park in a hurry, every job of every scene runs soon after its commit (case 108)."""
-    monkeypatch.setattr("venturi.worker.coordinator.LINGER", 0.0)
-    monkeypatch.setattr("venturi.worker.coordinator.RESTLESS", 0.0)
+    monkeypatch.setattr("venturi.worker.looks.LINGER", 0.0)
+    monkeypatch.setattr("venturi.worker.looks.RESTLESS", 0.0)
     delays = play(queue, producer, connect, workers=workers, seconds=2)
     assert len(delays) > 20
     assert None not in delays
@@ -185,8 +185,8 @@ def test_the_random_scenes_find_a_broken_protocol(
     queue: venturi.Queue, producer: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With INFLIGHT left out a job is lost within seconds."""
-    monkeypatch.setattr("venturi.worker.coordinator.LINGER", 0.0)
-    monkeypatch.setattr("venturi.worker.coordinator.RESTLESS", 0.0)
+    monkeypatch.setattr("venturi.worker.looks.LINGER", 0.0)
+    monkeypatch.setattr("venturi.worker.looks.RESTLESS", 0.0)
     monkeypatch.setattr(sql, "QUIET", "SELECT true")
     assert None in play(queue, producer, connect, workers=1, seconds=15)
 

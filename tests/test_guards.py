@@ -13,9 +13,10 @@ from fixtures.rows import Rows, locked, rows
 from psycopg import sql
 
 from venturi.store.claiming import Ask, Claiming, Ending, Turn, Unsettled, WorkerRow
+from venturi.store.claiming_sql import LEFT, PRUNE_WORKERS
 from venturi.store.connections import Session, run
 from venturi.store.connections import connect as open_session
-from venturi.store.sql import LEFT, PRUNE_WORKERS, Sql
+from venturi.store.sql import Sql
 from venturi.values import JournalOutcome
 
 __all__ = ["rows"]

@@ -15,7 +15,8 @@ import venturi
 from venturi.store.claiming import Claiming
 from venturi.store.connections import Session, run
 from venturi.store.looking import Looking
-from venturi.store.sql import CANCEL_CLAIMED, Sql
+from venturi.store.looking_sql import CANCEL_CLAIMED
+from venturi.store.sql import Sql
 
 __all__ = ["rows"]
 

@@ -31,7 +31,7 @@ LAYERS = (
     ("_forms", "carry", "codec", "context", "registry", "task"),
     ("store",),
     ("telemetry",),
-    ("merging", "queue"),
+    ("enqueuing", "merging", "operating", "queue"),
     ("worker",),
     ("__main__", "bench", "cli", "demo", "embedded", "testing"),
 )

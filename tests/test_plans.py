@@ -24,8 +24,10 @@ import venturi
 from venturi.registry import Handler
 from venturi.store import migrate
 from venturi.store.claiming import Ask, Claim
+from venturi.store.claiming_sql import CLAIM, NEXT_DUE
 from venturi.store.connections import Session
-from venturi.store.sql import CLAIM, JOBS_OF, NEXT_DUE, Sql
+from venturi.store.looking_sql import JOBS_OF
+from venturi.store.sql import Sql
 from venturi.worker.lanes import Lanes
 from venturi.worker.marks import Marks
 from venturi.worker.rotation import Rotation

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from . import compare, footprint, growth, notify, retention, rounds, wal
+from . import compare, footprint, growth, notify, retention, rounds, sizes, wal
 
 COMMANDS = {
     "compare": compare.main,
     "rounds": rounds.main,
+    "sizes": sizes.main,
     "growth": growth.main,
     "retention": retention.main,
     "notify": notify.main,

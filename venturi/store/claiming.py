@@ -1,9 +1,8 @@
 """What a worker does to claims: take them, renew them, end them, and take back those of workers that are gone.
 
 A claim is a row of ``live`` with an owner, the random id of one worker, and a ``run_count``, which that claim raised.
-Both
-together are its epoch: whatever speaks of a claim names id, owner and run_count, and changes nothing when the row says
-otherwise. So a late result, a late renewal, or a second recovery is refused by itself, however it was delayed.
+Both together are its epoch: whatever speaks of a claim names id, owner and run_count, and changes nothing when the row
+says otherwise. So a late result, a late renewal, or a second recovery is refused by itself, however it was delayed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from venturi.store import sql
+from venturi.store import claiming_sql, sql
 from venturi.store.connections import Connection, Rows, array, run, texts, together
 from venturi.values import JournalOutcome
 
@@ -184,7 +183,7 @@ class Claiming:
         with together(session):
             settled = self._send(session, endings, expired=False) if endings else None
             if ask is not None:
-                statement = sql.CLAIM_CAPPED if min(ask.rooms) < ask.count else sql.CLAIM
+                statement = claiming_sql.CLAIM_CAPPED if min(ask.rooms) < ask.count else claiming_sql.CLAIM
                 claimed = run(session, self._sql(statement), self._claim(ask), prepare=True)
             if again:
                 run(session, self._sql(sql.RUNG), (again,))
@@ -197,7 +196,7 @@ class Claiming:
 
     def next_due(self, session: Connection, kinds: Sequence[str], tiers: Sequence[int]) -> float | None:
         """Seconds until the first unclaimed job of the lanes is due, below 0 when one is ready; None: there is none."""
-        seconds: float | None = self._rows(session, sql.NEXT_DUE, (list(kinds), list(tiers)), True)[0][0]
+        seconds: float | None = self._rows(session, claiming_sql.NEXT_DUE, (list(kinds), list(tiers)), True)[0][0]
         return seconds
 
     def settle(self, session: Connection, endings: Sequence[Ending], *, expired: bool = False) -> list[Unsettled]:
@@ -222,7 +221,7 @@ class Claiming:
         """Renew the leases of (key, run_count) pairs; for each the key, whether it was renewed, whether it is ours."""
         ids, runs = array(key for key, _ in claims), array(number for _, number in claims)
         parameters = (ids, runs, self._worker.id, self._worker.lease, self._worker.id)
-        return self._rows(session, sql.RENEW, parameters, True)
+        return self._rows(session, claiming_sql.RENEW, parameters, True)
 
     def expired(self, session: Connection, *, everywhere: bool = False) -> list[Expired]:
         """Up to 100 claims whose lease is over, the longest over first.
@@ -231,7 +230,7 @@ class Claiming:
             everywhere: Look at every live row, instead of where claims are known to stand.
         """
         depth = None if everywhere else self._depth(session)
-        rows = self._rows(session, sql.EXPIRED, (depth, RECOVERY_BATCH))
+        rows = self._rows(session, claiming_sql.EXPIRED, (depth, RECOVERY_BATCH))
         return [
             Expired(key, kind, runs, owner, failures, f"{host}:{pid}" if host is not None else None, cancel)
             for key, kind, runs, owner, failures, host, pid, cancel in rows
@@ -247,32 +246,32 @@ class Claiming:
         """The endings that release claims of this worker that are not known to it, as (key, run_count) pairs."""
         ids, runs = array(key for key, _ in known), array(number for _, number in known)
         parameters = (list(kinds), list(tiers), self._depth(session), self.owner, ids, runs)
-        rows = self._rows(session, sql.STRAYS, parameters)
+        rows = self._rows(session, claiming_sql.STRAYS, parameters)
         note = "the answer to the claim was lost"
         return [Ending(key, kind, number, self.owner, "released", note=note) for key, kind, number in rows]
 
     def _depth(self, session: Connection) -> int:
         """How far from the head of a lane its claims stand: all slots there are, and some for what was passed over."""
-        return int(self._rows(session, sql.SLOTS)[0][0]) + 1000
+        return int(self._rows(session, claiming_sql.SLOTS)[0][0]) + 1000
 
     def heartbeat(self, session: Connection) -> None:
         """Say that this worker lives, and remove the rows of workers silent for ten leases."""
         w = self._worker
         with together(session):
             row = (w.id, w.host, w.pid, w.slots, list(w.kinds), w.lease)
-            run(session, self._sql(sql.HEARTBEAT), row, prepare=True)
-            run(session, self._sql(sql.PRUNE_WORKERS), (), prepare=True)
+            run(session, self._sql(claiming_sql.HEARTBEAT), row, prepare=True)
+            run(session, self._sql(claiming_sql.PRUNE_WORKERS), (), prepare=True)
 
     def leave(self, session: Connection) -> None:
         """Remove this worker's row."""
         with together(session):
-            run(session, self._sql(sql.LEFT), (self._worker.id,))
+            run(session, self._sql(claiming_sql.LEFT), (self._worker.id,))
 
     def cancels(self, session: Connection, keys: Sequence[str]) -> list[tuple[str, int]]:
         """Cancel jobs that went back to pending since the request; the (key, run_count) requests for those named."""
         with together(session):
-            run(session, self._sql(sql.SWEEP_CANCELS), (), prepare=True)
-            told = run(session, self._sql(sql.TOLD), (array(keys),), prepare=True)
+            run(session, self._sql(claiming_sql.SWEEP_CANCELS), (), prepare=True)
+            told = run(session, self._sql(claiming_sql.TOLD), (array(keys),), prepare=True)
         return told.fetchall()
 
     def _rows(
@@ -300,7 +299,7 @@ class Claiming:
             expired,
             expired,
         )
-        return run(session, self._sql(sql.SETTLE), parameters, prepare=True)
+        return run(session, self._sql(claiming_sql.SETTLE), parameters, prepare=True)
 
 
 def _details(number: int, ending: Ending) -> str:

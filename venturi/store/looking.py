@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 
 from venturi import codec
-from venturi.store import sql
+from venturi.store import looking_sql, sql
 from venturi.store.connections import Connection, run
 from venturi.values import Entry, Job, KindStats, Priority, Stats
 
@@ -29,7 +29,7 @@ class Looking:
 
     def job(self, connection: Connection, id: uuid.UUID) -> Job | None:
         """One job as it stands; None when the id is unknown."""
-        rows = run(connection, self._sql(sql.JOB), (id,)).fetchall()
+        rows = run(connection, self._sql(looking_sql.JOB), (id,)).fetchall()
         return _job(rows[0]) if rows else None
 
     def jobs(
@@ -46,16 +46,16 @@ class Looking:
         """Jobs by falling id."""
         names = None if kinds is None else list(kinds)
         page = (names, names, before, before, since, since, until, until, limit)
-        if status in sql.JOBS_OF:
+        if status in looking_sql.JOBS_OF:
             # Unprepared, so that the plan is made for this page.
-            rows = run(connection, self._sql(sql.JOBS_OF[status]), page, prepare=False)
+            rows = run(connection, self._sql(looking_sql.JOBS_OF[status]), page, prepare=False)
         else:
-            rows = run(connection, self._sql(sql.JOBS), (status, status, *page))
+            rows = run(connection, self._sql(looking_sql.JOBS), (status, status, *page))
         return [_job(row) for row in rows.fetchall()]
 
     def journal(self, connection: Connection, id: uuid.UUID, newest: int | None = None) -> list[Entry]:
         """A job's entries, oldest first; all of them, or the newest ones."""
-        rows = run(connection, self._sql(sql.JOURNAL), (id, newest)).fetchall()
+        rows = run(connection, self._sql(looking_sql.JOURNAL), (id, newest)).fetchall()
         return [_entry(row) for row in rows]
 
     def stats(self, connection: Connection) -> Stats:
@@ -63,7 +63,7 @@ class Looking:
         kinds: dict[str, KindStats] = {}
         workers = 0
         for kind, ready, scheduled, claimed, dead, oldest, served, live in run(
-            connection, self._sql(sql.STATS)
+            connection, self._sql(looking_sql.STATS)
         ).fetchall():
             workers = live
             if kind is not None:
@@ -74,9 +74,9 @@ class Looking:
     def cancel(self, connection: Connection, id: uuid.UUID, *, notify: bool) -> bool:
         """Cancel a pending job, or ask for the end of a claimed one; False when it is finished or unknown."""
         # Two statements, so that the second sees the claim for which the first one waited.
-        if run(connection, self._sql(sql.CANCEL_PENDING), (id,), prepare=False).fetchall():
+        if run(connection, self._sql(looking_sql.CANCEL_PENDING), (id,), prepare=False).fetchall():
             return True
-        if not run(connection, self._sql(sql.CANCEL_CLAIMED), (id,), prepare=False).fetchall():
+        if not run(connection, self._sql(looking_sql.CANCEL_CLAIMED), (id,), prepare=False).fetchall():
             return False
         if notify:
             run(connection, self._sql(sql.TELL))
@@ -93,7 +93,7 @@ class Looking:
     ) -> int:
         """Send dead jobs back, the longest dead first; how many. Inside a transaction."""
         names = None if kinds is None else list(kinds)
-        rows = run(connection, self._sql(sql.REQUEUE), (id, id, names, names, limit, delay)).fetchall()
+        rows = run(connection, self._sql(looking_sql.REQUEUE), (id, id, names, names, limit, delay)).fetchall()
         number, sent = rows[0]
         if number:
             run(connection, self._sql(sql.RUNG), ([self._sql.bell(kind) for kind in sent],))
@@ -111,7 +111,7 @@ class Looking:
         names = None if kinds is None else list(kinds)
         outcomes = [FINISHED[status] for status in statuses]
         parameters = (outcomes, finished_before, names, names, CLEANUP_BATCH)
-        return int(run(connection, self._sql(sql.CLEANUP), parameters).fetchall()[0][0])
+        return int(run(connection, self._sql(looking_sql.CLEANUP), parameters).fetchall()[0][0])
 
 
 def _job(row: tuple[t.Any, ...]) -> Job:

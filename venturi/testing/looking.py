@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 from venturi import codec
 from venturi.queue import Queue
 from venturi.store.connections import Connection, run, schema_errors
-from venturi.store.sql import PENDING
+from venturi.store.looking_sql import PENDING
 from venturi.task import task_type
 from venturi.testing.lending import chosen
 

@@ -2,15 +2,7 @@
 
 Each turn takes every run that has ended, settles all of them, and claims into the slots that are free, in one round
 trip and one commit. A worker with little to do settles at once; a busy one batches by itself, because runs end while
-it waits for the answer. There is no timer and no knob.
-
-With nothing to claim it goes through three states, each of which ends as soon as something is claimed:
-
-lingering  for 50 ms it looks again after a quarter of the time that it has been lingering. Nobody notifies it
-           meanwhile, so that producers with workers that keep up pay for no notification. It lingers up to 1 s when it
-           was woken as soon as it had parked.
-parking    it asks the listener for PARKED (`venturi.store.doorbell`), and polls, ever slower, while that is not safe
-parked     it has claimed once more, and sleeps until a notification, the next due time, or the poll interval
+it waits for the answer. There is no timer and no knob. When it looks for jobs, `venturi.worker.looks` says.
 """
 
 from __future__ import annotations
@@ -35,7 +27,8 @@ from venturi.store.connections import Session
 from venturi.telemetry import Telemetry
 from venturi.worker.flight import Flight, Inbox, Run
 from venturi.worker.lanes import Lanes
-from venturi.worker.listener import Listener, Parking
+from venturi.worker.listener import Listener
+from venturi.worker.looks import Looks
 from venturi.worker.marks import Marks
 from venturi.worker.outages import Outages, Retry
 from venturi.worker.settings import Settings
@@ -46,15 +39,7 @@ __all__ = ["Coordinator"]
 
 logger: Log = log("venturi.worker")
 
-LINGER = 0.05
-LONGEST_LINGER = 1.0
-RESTLESS = 0.1
-"""Woken within so many seconds of parking: parking did not pay."""
-
 _LEVELS = {"dead": logging.WARNING, "retried": logging.INFO}
-
-CALM = 1.0
-"""Seconds without a call after which calls that were in vain are forgotten."""
 
 
 class Coordinator:
@@ -88,11 +73,10 @@ class Coordinator:
         self._claiming = claiming
         self._registry = registry
         self._lanes = lanes
-        self._marks = marks
         self._slots = slots
         self._flight = flight
         self._inbox = inbox
-        self._listener = listener
+        self._looks = Looks(listener, marks, self._next_due, settings.poll)
         self._settings = settings
         self._telemetry = telemetry
         self._stopping = stopping
@@ -100,19 +84,10 @@ class Coordinator:
         self._ended: list[Run] = []
         # Ended runs whose rows were locked, and when to ask for them again. They still hold their slots.
         self._locked: list[Run] = []
-        # Monotonic instants: of the next look for jobs, since when there are none, and before which the database is
-        # left alone.
-        self._look_at = 0.0
-        self._dry_since: float | None = None
-        self._trouble_until = 0.0
         self._locked_until = 0.0
-        self._linger = LINGER
-        self._parked_at: float | None = None
-        self._park_retry = Retry(0.02, 1.0)
-        self._contested = False
+        # The monotonic instant before which the database is left alone.
+        self._trouble_until = 0.0
         self._claim_lost = False
-        self._called_at = 0.0
-        self._in_vain = 0
 
     # --- The loop
 
@@ -121,20 +96,19 @@ class Coordinator:
         ended, called = self._inbox.take(min(longest, self._patience()))
         self._ended.extend(self._recordable(ended))
         if called:
-            self._called()
+            self._looks.called()
 
     def act(self) -> None:
         """Do what there is to do; after a stop that is only to settle."""
         if self._claims and self._stopping():
             self._claims = False
-            if self._listener is not None:
-                self._listener.leave()
+            self._looks.leave()
         now = time.monotonic()
         if now < self._trouble_until:
             return
         if self._locked and now >= self._locked_until:
             self._unlock()
-        if self._ended or (self._claims and now >= self._look_at and self._lanes.room()):
+        if self._ended or (self._claims and now >= self._looks.due and self._lanes.room()):
             self._trouble_until = now + wait if (wait := self._part.attempt(self._turn)) else 0.0
 
     def busy(self) -> bool:
@@ -220,7 +194,7 @@ class Coordinator:
         if self._locked:
             moments.append(self._locked_until)
         if self._claims and self._lanes.room():
-            moments.append(self._look_at)
+            moments.append(self._looks.due)
         return min(max(min(moments), self._trouble_until) - now, 30.0)
 
     def _recordable(self, ended: Sequence[Run]) -> list[Run]:
@@ -235,18 +209,6 @@ class Coordinator:
             # What is not held was given back by the stop or, before that, overtaken by a later claim of the same job.
             self.refused(run, "lost" if held or self._claims else "released")
         return kept
-
-    def _called(self) -> None:
-        """Something may have come: look again, at everything; the later, the more often that was in vain just now."""
-        now = time.monotonic()
-        if now - self._called_at > CALM:
-            self._in_vain = 0
-        self._called_at = now
-        self._look_at = min(self._look_at, now + min(0.001 * (2 ** min(self._in_vain, 8) - 1), 0.2))
-        self._in_vain += 1
-        self._marks.ignore()
-        if self._parked_at is not None and time.monotonic() - self._parked_at < RESTLESS:
-            self._linger = min(self._linger * 2, LONGEST_LINGER)
 
     # --- A turn
 
@@ -275,7 +237,7 @@ class Coordinator:
         self._settled(runs, turn.unsettled)
         self._start(turn.claims, now)
         if ask is not None:
-            self._looked(len(turn.claims), ask.count, turn.seen)
+            self._looks.looked(len(turn.claims), ask.count, turn.seen)
 
     def _settled(self, runs: Sequence[Run], unsettled: Sequence[Unsettled]) -> None:
         answers = {(answer.key, answer.run_count): answer for answer in unsettled}
@@ -331,62 +293,8 @@ class Coordinator:
         self._claimed(runs)
         self._slots.hand(runs)
 
-    # --- After a look
-
-    def _looked(self, claimed: int, asked: int, seen: int) -> None:
-        now = time.monotonic()
-        if claimed:
-            self._active()
-        if claimed == asked or (seen > claimed and not self._contested):
-            # There may be more; or others were faster with some, and the quotas are open now.
-            self._contested = seen > claimed
-            self._look_at = 0.0
-            return
-        self._contested = False
-        if seen > claimed:
-            self._look_at = now + random.uniform(0.05, 0.1)
-            return
-        if self._dry_since is None:
-            self._dry_since = now
-        self._look_at = now + self._wait(now - self._dry_since)
-
-    def _active(self) -> None:
-        self._dry_since = None
-        self._in_vain = 0
-        self._park_retry.reset()
-        if self._parked_at is not None:
-            if time.monotonic() - self._parked_at >= RESTLESS:
-                self._linger = LINGER
-            self._parked_at = None
-        if self._listener is not None:
-            self._listener.leave()
-
-    def _wait(self, dry: float) -> float:
-        """Seconds until the next look, after one that found nothing; see the states above."""
-        if dry < self._linger:
-            return min(max(dry / 4, 0.001), 0.02)
-        parking = Parking.AWAY if self._listener is None else self._listener.parking
-        if self._listener is not None and parking is Parking.AWAKE:
-            self._listener.park()
-            return self._park_retry.wait()
-        if self._listener is not None and parking is Parking.EARLY:
-            self._listener.park()
-            return min(self._park_retry.wait(), self._sleep())
-        self._park_retry.reset()
-        if self._parked_at is None:
-            self._parked_at = time.monotonic()
-        return self._sleep()
-
-    def _sleep(self) -> float:
-        """The time until the next job is due, at most the poll interval."""
-        due = self._claiming.next_due(self._part.session(), *self._lanes.open())
-        if due is None:
-            return self._settings.poll
-        if due > 0:
-            return min(due, self._settings.poll)
-        # Due already, but not to be claimed: somebody else holds it at this moment, and a mark may have passed it.
-        self._marks.ignore()
-        return random.uniform(0.05, 0.1)
+    def _next_due(self) -> float | None:
+        return self._claiming.next_due(self._part.session(), *self._lanes.open())
 
     # --- Bookkeeping
 
