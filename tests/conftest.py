@@ -3,10 +3,13 @@
 pytest_plugins = [
     "fixtures.claims",
     "fixtures.database",
+    "fixtures.deciding",
     "fixtures.leaks",
     "fixtures.naming",
+    "fixtures.nowhere",
     "fixtures.program",
     "fixtures.proxy",
     "fixtures.shared",
     "fixtures.serverlog",
+    "fixtures.waking",
 ]

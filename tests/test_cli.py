@@ -242,7 +242,7 @@ def test_an_expected_error_is_one_line_without_secrets(
 def test_commands_on_a_missing_queue_name_the_cure(command: str, dsn: str, capfd: pytest.CaptureFixture[str]) -> None:
     """They say that it has to be migrated, in one line."""
     assert main([*command.split(), "--dsn", dsn, "--schema", "nowhere"]) == 1
-    assert re.fullmatch("venturi: .*run `venturi migrate`\n", capfd.readouterr().err)
+    assert re.fullmatch("venturi: .*run `venturi migrate --schema nowhere`\n", capfd.readouterr().err)
 
 
 @pytest.mark.conformance(250)
@@ -350,4 +350,4 @@ def test_a_worker_that_fails_for_good_exits_with_1(
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(queue.schema)))
     assert process.wait(20) == 1
-    assert "run `venturi migrate`" in process.stderr.read()
+    assert f"run `venturi migrate --schema {queue.schema}`" in process.stderr.read()

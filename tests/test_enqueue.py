@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
+from fixtures.plain import Keyed, Plain, both
 from fixtures.statements import traced
 from fixtures.work import ended, working
 from psycopg import sql
@@ -22,25 +23,6 @@ from venturi.ids import uuid7
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
 FAR = dt.datetime(9999, 12, 1, tzinfo=dt.UTC)
-UNREACHABLE = "host=127.0.0.1 port=1"
-
-
-@venturi.task("plain")
-class Plain:
-    value: t.Any = None
-
-
-@venturi.task("keyed")
-class Keyed:
-    key: str
-    value: t.Any = None
-
-    def dedup_key(self) -> str:
-        return self.key
-
-
-TASKS = {"plain": Plain(), "keyed": Keyed("a")}
-both = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 
 @pytest.fixture
@@ -176,7 +158,7 @@ def test_wrong_options_are_refused_before_any_sql(
     """A wrong option raises and names itself, and nothing is sent: not even a transaction is begun (case 089)."""
     caller = connect()
     with traced(caller) as sent:
-        for task in TASKS.values():
+        for task in (Plain(), Keyed("a")):
             with pytest.raises(error, match=text):
                 queue.enqueue(task, conn=caller, **options)
         with pytest.raises(error, match=text):

@@ -6,14 +6,12 @@ import typing as t
 
 import psycopg
 import pytest
+from fixtures.nowhere import NOWHERE, binding
 from fixtures.work import ended, working
 from psycopg import sql
 
 import venturi
 from venturi import Context, DuplicateKindError
-from venturi.worker import Worker
-
-NOWHERE = "host=127.0.0.1 port=1"
 
 
 @venturi.task("mail.welcome")
@@ -33,21 +31,10 @@ class Methods:
 def plain_context(task: Welcome, ctx: Context) -> None: ...
 
 
-def binding(queue: venturi.Queue[t.Any]) -> Worker:
-    """What happens first of all when a worker starts."""
-    return Worker(queue)
-
-
 @pytest.fixture
 def schema(emptied: str) -> str:
     """One schema for all tests here, emptied after each."""
     return emptied
-
-
-@pytest.fixture
-def nowhere() -> venturi.Queue:
-    """A queue that leads nowhere."""
-    return venturi.Queue(dsn=NOWHERE)
 
 
 @pytest.mark.conformance(18)
@@ -100,6 +87,36 @@ def test_the_same_function_again_and_another_queue_are_fine(nowhere: venturi.Que
         third.handler(method)
         third.handler(third.handler(method))
     binding(third)
+
+
+@pytest.mark.conformance(18)
+@pytest.mark.parametrize(
+    ("options", "others", "told"),
+    [
+        ({"cap": 1}, {"cap": 2}, r"cap=2: .*plain_context.* with cap=1"),
+        ({}, {"cap": 1}, r"cap=1: .*cap=None"),
+        ({"cap": 1, "dead_on": (OSError,)}, {"cap": 1}, r"dead_on=\(\): .*OSError"),
+    ],
+)
+def test_the_same_function_again_with_other_options_is_refused(
+    options: dict[str, t.Any], others: dict[str, t.Any], told: str
+) -> None:
+    """The option is named, when the second is registered or, with the class named once only, when a worker starts."""
+    queue = venturi.Queue(dsn=NOWHERE)
+    for _ in range(2):
+        queue.handler(**options)(plain_context)
+    queue.handler(task=Welcome, **options)(plain_context)
+    assert len(list(binding(queue).queue.registry)) == 1
+    with pytest.raises(venturi.ConfigError, match=told):
+        queue.handler(**others)(plain_context)
+    with pytest.raises(venturi.ConfigError, match=told):
+        queue.handler(task=Welcome, **others)(plain_context)
+
+    late = venturi.Queue(dsn=NOWHERE)
+    late.handler(**options)(plain_context)
+    late.handler(task=Welcome, **others)(plain_context)
+    with pytest.raises(venturi.ConfigError, match="plain_context"):
+        binding(late)
 
 
 @pytest.mark.conformance(18)

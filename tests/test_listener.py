@@ -9,12 +9,12 @@ import socket
 import threading
 import time
 import typing as t
-import uuid
 
 import psycopg
 import pytest
 from fixtures.proxy import Proxy
 from fixtures.waiting import eventually
+from fixtures.waking import Began, Ping
 from fixtures.work import parked, working
 
 import venturi
@@ -23,61 +23,11 @@ from venturi.worker import listener
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
-CLAIM = "WITH peeked"
-
 
 @pytest.fixture
 def schema(emptied: str) -> str:
     """All tests here are content with one schema, emptied in between."""
     return emptied
-
-
-@venturi.task("ping")
-class Ping:
-    number: int = 0
-
-
-@venturi.task("pong")
-class Pong:
-    pass
-
-
-class Began:
-    """When each job began to run, on the monotonic clock."""
-
-    def __init__(self, queue: venturi.Queue) -> None:
-        self._changed = threading.Condition()
-        self.at: dict[uuid.UUID, float] = {}
-        queue.handler(self._handle)
-
-    def _handle(self, task: Ping, ctx: venturi.Context) -> None:
-        with self._changed:
-            self.at[ctx.id] = time.monotonic()
-            self._changed.notify_all()
-
-    def wait(self, job: uuid.UUID, timeout: float = 5.0) -> float:
-        """The moment at which the job began."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: job in self.at, timeout), f"not begun within {timeout:g} s"
-            return self.at[job]
-
-
-@pytest.fixture
-def began(queue: venturi.Queue) -> Began:
-    return Began(queue)
-
-
-@pytest.fixture
-def producer(queue: venturi.Queue, dsn: str) -> cabc.Iterator[venturi.Queue]:
-    """The queue as another process has it: it wakes nobody in this one but by a notification."""
-    producer = venturi.Queue(queue.schema, dsn=dsn)
-    yield producer
-    producer.close()
-
-
-@pytest.fixture
-def observer(connect: Connect) -> psycopg.Connection[t.Any]:
-    return connect(autocommit=True)
 
 
 @pytest.mark.conformance(178)

@@ -6,42 +6,21 @@ import collections.abc as cabc
 import datetime as dt
 import typing as t
 
-import attrs
 import psycopg
 import pytest
+from fixtures.deciding import Counter, Decide, Seen, adds, decides, given, keeps, replaces
 from fixtures.statements import Bell
 from fixtures.work import until, working
 from psycopg import sql
 
 import venturi
-from venturi import Combine, Independent, Keep, Merge, Pause, Pending, Priority, Replace
+from venturi import Combine, Independent, Keep, Pause, Priority, Replace
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
-Decide: t.TypeAlias = cabc.Callable[["Counter", "Pending[Counter, Seen]"], t.Any]
+
+pytestmark = pytest.mark.usefixtures("undecided")
 
 HOUR = dt.timedelta(hours=1)
-
-
-@attrs.define
-class Seen:
-    times: int = 0
-
-
-decide: Decide = lambda task, existing: Replace()  # noqa: E731 - each test sets its own
-given: list[Pending[Counter, Seen]] = []
-
-
-@venturi.task("counter", carry=Seen)
-class Counter:
-    key: str | None
-    number: int = 0
-
-    def dedup_key(self) -> str | None:
-        return self.key
-
-    def merge(self, existing: Pending[Counter, Seen]) -> Merge[Counter]:
-        given.append(existing)
-        return t.cast("Merge[Counter]", decide(self, existing))
 
 
 @venturi.task("default")
@@ -58,34 +37,6 @@ class Default:
 def schema(emptied: str) -> str:
     """One schema for all tests here, emptied after each."""
     return emptied
-
-
-@pytest.fixture(autouse=True)
-def no_decision() -> None:
-    """Every test begins with Replace, and with nothing seen."""
-    decides(replaces)
-    given.clear()
-
-
-def decides(by: Decide) -> None:
-    """What `Counter.merge` returns from now on."""
-    global decide
-    decide = by
-
-
-def replaces(task: Counter, existing: Pending[Counter, Seen]) -> Replace:
-    """Replace, whatever it is."""
-    return Replace()
-
-
-def keeps(task: Counter, existing: Pending[Counter, Seen]) -> Keep:
-    """Keep, whatever it is."""
-    return Keep()
-
-
-def adds(task: Counter, existing: Pending[Counter, Seen]) -> Combine[Counter]:
-    """Add the numbers, and count the merges in the carry."""
-    return Combine(Counter(task.key, existing.task.number + task.number), carry=Seen(existing.carry.times + 1))
 
 
 @pytest.mark.conformance(66)

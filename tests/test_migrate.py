@@ -26,6 +26,7 @@ import venturi
 from venturi import checks
 from venturi.errors import ConfigError, SchemaError
 from venturi.store import migrate
+from venturi.store.connections import migrate_command
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(venturi.__file__).parent
@@ -389,12 +390,14 @@ def test_a_malformed_record_is_named(
 def test_a_schema_that_is_missing_or_older_is_refused(dsn: str, connection: psycopg.Connection, fresh: str) -> None:
     """The error names both versions and the command, and the caller's transaction stays usable."""
     with connection.transaction():
-        with pytest.raises(SchemaError, match=f"missing.*version {migrate.VERSION}.*`venturi migrate`"):
+        with pytest.raises(
+            SchemaError, match=f"missing.*version {migrate.VERSION}.*`venturi migrate --schema '{fresh}'`"
+        ):
             migrate.check(connection, fresh)
         connection.execute("SELECT 1")
     migrate.migrate(dsn, fresh)
     execute(connection, fresh, "DELETE FROM {schema}.versions")
-    with pytest.raises(SchemaError, match="`venturi migrate`"):
+    with pytest.raises(SchemaError, match=f"`venturi migrate --schema '{fresh}'`"):
         migrate.check(connection, fresh)
 
 
@@ -405,10 +408,15 @@ def test_an_older_schema_is_refused(
     """A library that is newer than the schema names both versions and the command (case 154)."""
     migrate.migrate(dsn, fresh)
     monkeypatch.setattr(migrate, "VERSION", migrate.VERSION + 1)
-    with pytest.raises(
-        SchemaError, match=rf"at version {len(NAMES)},.* version {len(NAMES) + 1}: run `venturi migrate`"
-    ):
+    versions = f"at version {len(NAMES)},.* version {len(NAMES) + 1}"
+    with pytest.raises(SchemaError, match=f"{versions}: run `venturi migrate --schema '{fresh}'`"):
         migrate.check(connection, fresh)
+
+
+def test_the_command_of_a_hint_is_ready_for_a_shell() -> None:
+    """It names the schema, in quotes at need, unless it is the one that the command takes by itself."""
+    assert migrate_command("venturi") == "venturi migrate"
+    assert migrate_command("my 'queue'") == """venturi migrate --schema 'my '"'"'queue'"'"''"""
 
 
 @pytest.mark.conformance(234)

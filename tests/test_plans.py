@@ -24,9 +24,9 @@ import venturi
 from venturi.registry import Handler
 from venturi.store import migrate
 from venturi.store.claiming import Ask, Claim
-from venturi.store.claiming_sql import CLAIM, NEXT_DUE
+from venturi.store.claiming_sql import CLAIM, CLAIM_MANY, NEXT_DUE
 from venturi.store.connections import Session
-from venturi.store.looking_sql import JOBS_OF
+from venturi.store.looking_sql import CLEANUP, JOBS_OF
 from venturi.store.sql import Sql
 from venturi.worker.lanes import Lanes
 from venturi.worker.marks import Marks
@@ -40,6 +40,8 @@ SIZE = float(os.environ.get("VENTURI_TEST_SIZE", "0.1"))
 BATCH = 50
 PER_LANE = 20
 PER_JOB = 50
+SETTLED = 13
+"""Buffers that the settle of one job touches."""
 
 KIND, FOREIGN, CAPPED = "plan.step", "plan.foreign", "plan.capped"
 
@@ -52,6 +54,19 @@ class Step:
 @venturi.task(CAPPED)
 class Capped:
     pass
+
+
+def numbered(number: int) -> type[t.Any]:
+    """One task of many."""
+
+    @venturi.task(f"plan.number{number}")
+    class Numbered:
+        pass
+
+    return Numbered
+
+
+NUMBERED = [numbered(number) for number in range(30)]
 
 
 @venturi.task("plan.keyed")
@@ -202,6 +217,42 @@ def test_a_claim_stands_a_plan_that_was_cached_on_a_one_page_table(schema: str, 
     assert plans.fetchall() == [(2, 0)]
 
 
+_IN_TURNS = """
+UPDATE {schema}.live l SET kind = 'plan.number' || n % 30
+  FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM {schema}.live) s WHERE s.id = l.id
+"""
+
+
+def many_cost(schema: str, session: Session, slots: int, kinds: int) -> float:
+    """The buffers for each job of a claim, by a worker with so many kinds and free slots; it is rolled back."""
+    handlers = registry(*(Handler(nothing, task=task) for task in NUMBERED[:kinds]))
+    ask = Lanes(handlers, slots, Rotation(4, 0), Marks()).ask(0.0)
+    assert ask is not None
+    statement = CLAIM if kinds == 1 else CLAIM_MANY
+    parameters = claiming(schema)._claim(ask)  # pyright: ignore[reportPrivateUsage]
+    with session.transaction(force_rollback=True):
+        buffers, jobs = explained(session, Sql(schema)(statement), parameters)
+    assert jobs == slots
+    return buffers / jobs
+
+
+@pytest.mark.conformance(237, 239)
+@pytest.mark.parametrize("slots", [20, 200])
+def test_a_claim_over_thirty_kinds_costs_little_more_than_over_one(schema: str, session: Session, slots: int) -> None:
+    """At most twice the buffers for each job, its settle included, with statistics or none.
+
+    Jobs of all kinds became due in turns, so that each claim takes from all of them.
+    """
+    names = {"schema": sql.Identifier(schema)}
+    session.execute(sql.SQL("ANALYZE {schema}.jobs, {schema}.live").format(**names))
+    fill(session, schema, size(300_000), KIND, step="1 us")
+    session.execute(sql.SQL(_IN_TURNS).format(**names))
+    for _ in range(2):
+        many, one = (many_cost(schema, session, slots, kinds) for kinds in (30, 1))
+        assert many + SETTLED <= 2 * (one + SETTLED)
+        session.execute(sql.SQL("ANALYZE {schema}.jobs, {schema}.live").format(**names))
+
+
 @pytest.mark.conformance(240)
 @pytest.mark.parametrize("at_a_time", [1, BATCH])
 def test_the_last_claims_of_a_large_batch_cost_no_more_than_twice_the_first(
@@ -318,6 +369,20 @@ def test_unfinished_and_dead_jobs_are_listed_without_a_look_at_history(
         assert jobs == (100 if status == "pending" else 0)
         assert buffers <= 20 * (jobs or 5)
         session.execute(sql.SQL("ANALYZE {schema}.jobs, {schema}.live").format(**names))
+
+
+@pytest.mark.conformance(218)
+def test_a_cleanup_costs_the_same_however_much_is_retained(schema: str, session: Session) -> None:
+    """At most 25 buffers for each job that it deletes, with statistics and without (case 160)."""
+    names = {"schema": sql.Identifier(schema), "count": sql.Literal(10_000), "kind": sql.Literal(KIND)}
+    fill(session, schema, 4 * BATCH, KIND)
+    session.execute(sql.SQL(_FINISHED).format(**names))
+    long_ago, far_off = ([0, 3, 7], "2000-01-01", None, None, 1000), ([0, 3, 7], "9000-01-01", None, None, 1000)
+    for _ in range(2):
+        with session.transaction(force_rollback=True):
+            assert explained(session, Sql(schema)(CLEANUP), far_off)[0] <= 25 * 1000
+        assert explained(session, Sql(schema)(CLEANUP), long_ago)[0] <= 25
+        session.execute(sql.SQL("ANALYZE {schema}.jobs, {schema}.journal, {schema}.live").format(**names))
 
 
 @pytest.mark.conformance(243)

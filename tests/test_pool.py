@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from fixtures.nowhere import NOWHERE
+from fixtures.plain import Plain, both
 from fixtures.proxy import Proxy
 from fixtures.waiting import eventually
 from fixtures.work import ended, working
@@ -23,25 +25,6 @@ import venturi
 from venturi.store import connections
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
-
-UNREACHABLE = "host=127.0.0.1 port=1"
-
-
-@venturi.task("plain")
-class Plain:
-    value: t.Any = None
-
-
-@venturi.task("keyed")
-class Keyed:
-    key: str
-
-    def dedup_key(self) -> str:
-        return self.key
-
-
-TASKS = {"plain": Plain(), "keyed": Keyed("a")}
-both = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 
 @pytest.fixture
@@ -56,7 +39,7 @@ def test_a_schema_that_was_never_migrated_is_named(dsn: str, task: t.Any) -> Non
     """On the queue's own connection a missing schema says what to do, with psycopg's error as its cause (case 154)."""
     queue = venturi.Queue("never_migrated", dsn=dsn)
     for enqueue in (lambda: queue.enqueue(task), lambda: queue.enqueue_many([task]), queue.jobs):
-        with pytest.raises(venturi.SchemaError, match="`venturi migrate`") as caught:
+        with pytest.raises(venturi.SchemaError, match="`venturi migrate --schema never_migrated`") as caught:
             enqueue()
         assert isinstance(caught.value.__cause__, psycopg.Error)
         assert str(caught.value.__cause__.diag.message_primary) in str(caught.value)
@@ -129,7 +112,7 @@ def test_an_unreachable_server_is_an_error_in_good_time(
     monkeypatch.setattr(connections, "POOL_SECONDS", 0.3)
     silent = venturi.Queue(schema, dsn=proxy.dsn)
     proxy.hold()
-    refused = venturi.Queue(schema, dsn=UNREACHABLE)
+    refused = venturi.Queue(schema, dsn=NOWHERE)
     for queue in (refused, silent):
         with pytest.raises(psycopg.OperationalError):
             queue.enqueue(Plain())

@@ -13,16 +13,14 @@ from pathlib import Path
 
 import attrs
 import pytest
+from fixtures.nowhere import NOWHERE, binding
 from fixtures.work import ended, working
 
 import venturi
 from venturi import ConfigError, Context
-from venturi.worker import Worker
 
 if t.TYPE_CHECKING:
     from somewhere import Hidden  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
-
-NOWHERE = "host=127.0.0.1 port=1"
 
 
 @attrs.define
@@ -44,21 +42,10 @@ class NoTask:
     pass
 
 
-def binding(queue: venturi.Queue[t.Any]) -> Worker:
-    """What happens first of all when a worker starts."""
-    return Worker(queue)
-
-
 @pytest.fixture
 def schema(emptied: str) -> str:
     """One schema for all tests here, emptied after each."""
     return emptied
-
-
-@pytest.fixture
-def nowhere() -> venturi.Queue:
-    """A queue that leads nowhere."""
-    return venturi.Queue(dsn=NOWHERE)
 
 
 @pytest.mark.conformance(13)

@@ -94,7 +94,7 @@ def test_a_worker_that_was_stopped_before_its_start_claims_nothing(queue: ventur
 @pytest.mark.parametrize(
     ("end", "outcome", "note"),
     [
-        ("return", "completed", "in time"),
+        ("return", "completed", "shutdown"),
         ("pause", "paused", "shutdown"),
         ("fail", "retried", "RuntimeError: in the drain"),
         ("check", "released", "the run was told to stop: shutdown"),

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from fixtures.program import Programs
 from fixtures.sqltext import on
+from fixtures.stubborn import Handlers, Work
 from fixtures.waiting import eventually
 from fixtures.work import until
 
@@ -29,27 +30,8 @@ def schema(emptied: str) -> str:
     return emptied
 
 
-@venturi.task("work")
-class Work:
-    end: str = "return"
-
-
-class Steps:
-    """Handlers that wait to be told, or for ever; and what a second thread does while the main thread works."""
-
-    def __init__(self, queue: venturi.Queue) -> None:
-        self._queue = queue
-        self.began = threading.Semaphore(0)
-        self.go = threading.Event()
-        queue.handler(self._handle)
-
-    def _handle(self, task: Work, ctx: venturi.Context) -> venturi.Outcome:
-        self.began.release()
-        if task.end == "ignore":
-            self.go.wait(30)
-            return None
-        ctx.cancelled.wait(30)
-        return venturi.Completed(ctx.cancelled.reason)
+class Steps(Handlers):
+    """Handlers that are told to stop by what a second thread does while the main thread works."""
 
     def kill(self, *numbers: signal.Signals) -> threading.Thread:
         """Send this process the signals, 0.2 s apart, as soon as a handler has begun."""

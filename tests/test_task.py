@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import functools
 import typing as t
 import uuid
@@ -118,10 +119,36 @@ def test_a_decorator_without_a_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a kind"):
         venturi.task(t.cast(str, Empty))
 
-    with pytest.raises(ConfigError, match="aliases="):
-        venturi.task("fine", aliases="text")
+    for aliases in ("text", 5, None):
+        with pytest.raises(ConfigError, match=f"aliases={aliases!r}"):
+            venturi.task("fine", aliases=t.cast(t.Any, aliases))
     with pytest.raises(ConfigError, match="decorates a class"):
         venturi.task("fine")(t.cast(t.Any, 5))
+
+
+class Named(t.NamedTuple):
+    number: int
+
+
+class Typed(t.TypedDict):
+    number: int
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Disordered:
+    first: int = 0
+    second: int
+
+
+@pytest.mark.parametrize("cls", [int, bool, Named, Typed, Color, Disordered])
+def test_a_class_that_attrs_cannot_take_is_refused_by_name(cls: type) -> None:
+    """What attrs has to say about it is told, and kept as the cause."""
+    with pytest.raises(ConfigError, match=f"^{cls.__qualname__} cannot be made an attrs class") as caught:
+        venturi.task("fine")(cls)
+    assert str(caught.value.__cause__) in str(caught.value)
 
 
 @pytest.mark.conformance(4)

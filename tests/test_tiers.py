@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import typing as t
+
 import pytest
 from fixtures.claims import Taker, fill, registry
 from fixtures.work import ended, working
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from psycopg import sql
 
 import venturi
 from venturi import Priority
 from venturi.registry import Handler
 from venturi.store.connections import Session
+from venturi.worker.lanes import FEW
 from venturi.worker.rotation import Rotation
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
@@ -20,6 +24,19 @@ HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 @venturi.task("claim.one")
 class One:
     number: int = 0
+
+
+def numbered(number: int) -> type[t.Any]:
+    """One task of many."""
+
+    @venturi.task(f"claim.number{number}")
+    class Numbered:
+        pass
+
+    return Numbered
+
+
+NUMBERED = [numbered(number) for number in range(FEW + 2)]
 
 
 def nothing(task: object) -> None:
@@ -142,3 +159,49 @@ def test_a_batch_takes_what_claims_one_by_one_would_take(
         assert sorted(each.id.int & 0xFFF for each in claims if each.priority == tier) == [
             100 * tier + n for n in range(expected[tier])
         ], "the oldest of each tier"
+
+
+class Group(t.NamedTuple):
+    """Jobs of one lane, each of which became due so many seconds after the one before."""
+
+    number: int
+    tier: int
+    jobs: int
+    age: int
+    step: int
+
+
+GROUPS = st.builds(
+    Group,
+    number=st.integers(0, len(NUMBERED) - 1),
+    tier=st.integers(0, 2),
+    jobs=st.integers(1, 12),
+    age=st.integers(80, 100),
+    step=st.integers(0, 5),
+)
+ONE_EACH = [Group(number, HIGH, jobs=1, age=100 - number, step=0) for number in range(len(NUMBERED))]
+
+
+@pytest.mark.conformance(98, 101)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(groups=ONE_EACH, ratio=None, count=len(NUMBERED) // 2)
+@given(groups=st.lists(GROUPS, min_size=5, max_size=30), ratio=st.sampled_from([None, 2, 4]), count=st.integers(1, 40))
+def test_of_many_kinds_the_oldest_of_each_tier_are_claimed(
+    schema: str, session: Session, groups: list[Group], ratio: int | None, count: int
+) -> None:
+    """However the jobs are spread over the kinds, and though many became due at once."""
+    table = sql.Identifier(schema, "live")
+    handlers = registry(*(Handler(nothing, task=task) for task in NUMBERED))
+    with session.transaction(force_rollback=True):
+        for n, (number, tier, jobs, age, step) in enumerate(groups):
+            times = {"start": f"-{age} s", "step": f"{step} s"}
+            fill(session, schema, jobs, f"claim.number{number}", priority=tier, first=100 * n, **times)
+        session.execute(sql.SQL("UPDATE {} SET visible_at = date_trunc('second', visible_at)").format(table))
+        ready = session.execute(
+            sql.SQL("SELECT priority, extract(epoch FROM visible_at)::float8 FROM {} ORDER BY visible_at").format(table)
+        ).fetchall()
+        claims = Taker(schema, session, handlers, count, Rotation(ratio, 0)).take().claims
+    due = [[instant for priority, instant in ready if priority == tier] for tier in Priority]
+    shares = one_by_one(list(map(len, due)), Rotation(ratio, 0), count)
+    claimed = [[each.eligible for each in claims if each.priority == tier] for tier in Priority]
+    assert claimed == [instants[:share] for instants, share in zip(due, shares, strict=True)]

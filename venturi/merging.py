@@ -1,8 +1,7 @@
 """One enqueue with dedup keys: find what is pending, let the tasks decide, and write what comes of it.
 
 All of it happens in one transaction, in the caller's thread, under locks on the keys. A batch leaves exactly what its
-tasks
-would leave one by one: a task may merge into a job that an earlier task of the same batch inserts.
+tasks would leave one by one: a task may merge into a job that an earlier task of the same batch inserts.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ class Queue(Enqueuing, Operating, t.Generic[S]):
             dead_on: Exception types that can never succeed: they end the job dead at once. Default: none.
 
         Raises:
-            ConfigError: The signature, the annotation or an option is wrong.
+            ConfigError: The signature, the annotation or an option is wrong, or the function is here already with other
+                options.
             DuplicateKindError: The queue has another handler for the kind.
         """
         if fn is None:

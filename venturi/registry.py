@@ -89,11 +89,14 @@ class Registry:
 
         Raises:
             DuplicateKindError: Another handler of its kind is here already, as far as can be told before `bind`.
-            ConfigError: Its signature or its task class is wrong, as far as can be told before `bind`.
+            ConfigError: Its signature or its task class is wrong, as far as can be told before `bind`; or the same
+                function is here with other options.
         """
         with self._lock:
-            if any(known.fn is handler.fn and known.task is handler.task for known in self._handlers):
-                return
+            for known in self._handlers:
+                if known.fn is handler.fn and known.task is handler.task:
+                    _check_options(known, handler)
+                    return
             if not isinstance(_first_annotation(handler), str):
                 self._bind(handler)
             self._handlers.append(handler)
@@ -119,7 +122,8 @@ class Registry:
         """Resolve every handler.
 
         Raises:
-            ConfigError: There is none, or one cannot be resolved; it is named.
+            ConfigError: There is none, or one cannot be resolved, or one is here twice with unequal options; it is
+                named.
             DuplicateKindError: Two handle one kind or alias.
         """
         with self._lock:
@@ -167,13 +171,23 @@ class Registry:
         self.know(task)
         for kind in task.kinds:
             other = self._bound.get(kind)
-            if other is not None and other.handler.fn is not handler.fn:
+            if other is None:
+                continue
+            if other.handler.fn is not handler.fn:
                 raise DuplicateKindError(
                     f"the kind {kind!r} has two handlers in one queue: {other.handler.name} and {handler.name}"
                     + _same_source(other.handler.fn, handler.fn)
                 )
+            _check_options(other.handler, handler)
         if task.kind not in self._bound:
             self._bound.update(dict.fromkeys(task.kinds, Bound(handler, task, takes_context)))
+
+
+def _check_options(one: Handler[t.Any], again: Handler[t.Any]) -> None:
+    """The same function may be registered for a kind again, but not in another way."""
+    for option, before, now in (("cap", one.cap, again.cap), ("dead_on", one.dead_on, again.dead_on)):
+        if before != now:
+            raise ConfigError(f"{option}={now!r}: {one.name} is in this queue already, with {option}={before!r}")
 
 
 def _is_suspended(called: object) -> bool:

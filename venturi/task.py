@@ -80,7 +80,7 @@ def task(
         aliases: Former kinds of this task: their jobs are run and merged as if they were of this kind.
 
     Raises:
-        ConfigError: An option is out of its bounds, or the carry type cannot be used.
+        ConfigError: An option is out of its bounds, or the carry type or the class cannot be used.
     """
     described = {
         "kind": _kind("kind", kind),
@@ -94,7 +94,7 @@ def task(
     def wrap(cls: type[U]) -> type[U]:
         if not isinstance(cls, type):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
             raise ConfigError(f"@venturi.task({kind!r}) decorates a class, not {cls!r}")
-        made = cls if "__attrs_attrs__" in vars(cls) else attrs.frozen(_bare(cls))
+        made = cls if "__attrs_attrs__" in vars(cls) else _frozen(cls)
         made.__venturi_task__ = TaskType(cls=made, **described)  # type: ignore[attr-defined]
         return made
 
@@ -146,17 +146,20 @@ def _kind(option: str, value: object) -> str:
     return checks.kind(option, value)
 
 
-def _bare(cls: type[U]) -> type[U]:
+def _frozen(cls: type[U]) -> type[U]:
     if "__init__" in vars(cls):
         made_by = "@dataclass" if "__dataclass_fields__" in vars(cls) else "its own __init__"
         raise ConfigError(f"{cls.__qualname__}: a task is made an attrs class, which {made_by} stands in the way of")
-    return cls
+    try:
+        return attrs.frozen(cls)
+    except Exception as error:
+        raise ConfigError(f"{cls.__qualname__} cannot be made an attrs class, as every task is: {error}") from error
 
 
-def _names(aliases: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(aliases, str):
-        raise ConfigError(f"aliases={aliases!r}: must be a sequence of kinds, not one text")
-    return tuple(aliases)
+def _names(aliases: object) -> tuple[object, ...]:
+    if isinstance(aliases, str) or not isinstance(aliases, Iterable):
+        raise ConfigError(f"aliases={aliases!r}: must be a sequence of kinds")
+    return tuple(t.cast(Iterable[object], aliases))
 
 
 def _backoff(value: object) -> Backoff | None:

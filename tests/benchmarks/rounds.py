@@ -62,7 +62,8 @@ def _medians(lines: cabc.Sequence[Line]) -> dict[str, float]:
 def _cell(ours: float | None, own: float | None, name: str) -> str:
     if own is None:
         return "failed"
-    return f"{own:g}" if name == OURS or not ours or not own else f"{own:g} ({ours / own:.2f})"
+    shown = f"{round(own, 2) if own < 100 else round(own)}"
+    return shown if name == OURS or not ours or not own else f"{shown} ({ours / own:.2f})"
 
 
 def _run(command: cabc.Sequence[str], name: str, password: str) -> Line:

@@ -60,7 +60,8 @@ class Ask:
     Attributes:
         tasks: A number per lane that is the same for the kind and its aliases in all tiers, since they share a cap.
         rooms: How many more runs the lane's task may have.
-        depths: How many jobs to look at in the lane.
+        depths: How many jobs to look at in the lane: as many as it has room for, or where no cap limits fewer, which
+            show how many more are needed.
         marks: Seconds since 1970 below which the lane is not looked at.
         count: Most jobs to claim.
     """
@@ -183,8 +184,7 @@ class Claiming:
         with together(session):
             settled = self._send(session, endings, expired=False) if endings else None
             if ask is not None:
-                statement = claiming_sql.CLAIM_CAPPED if min(ask.rooms) < ask.count else claiming_sql.CLAIM
-                claimed = run(session, self._sql(statement), self._claim(ask), prepare=True)
+                claimed = run(session, self._sql(_statement(ask)), self._claim(ask), prepare=True)
             if again:
                 run(session, self._sql(sql.RUNG), (again,))
         # Read after the pipeline: an answer that is read inside it takes a round trip of its own, before the commit's.
@@ -300,6 +300,12 @@ class Claiming:
             expired,
         )
         return run(session, self._sql(claiming_sql.SETTLE), parameters, prepare=True)
+
+
+def _statement(ask: Ask) -> str:
+    if min(ask.rooms) < ask.count:
+        return claiming_sql.CLAIM_CAPPED
+    return claiming_sql.CLAIM_MANY if min(ask.depths) < ask.count else claiming_sql.CLAIM
 
 
 def _details(number: int, ending: Ending) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "CLAIM",
     "CLAIM_CAPPED",
+    "CLAIM_MANY",
     "EXPIRED",
     "HEARTBEAT",
     "LEFT",
@@ -42,18 +43,10 @@ def _placed(source: str, group: str) -> str:
 
 
 # live_lane serves each lane's look at its head, which locks nothing. Only the chosen are locked.
-def _claim(choice: str) -> str:
+def _claim(peeked: str, choice: str) -> str:
     """The statement that claims what ``choice`` chooses among the rows of ``peeked``."""
     return f"""
-WITH peeked AS MATERIALIZED (
-  SELECT p.tid, p.visible_at, a.tier, a.room, a.task
-    FROM unnest(%s::text[], %s::smallint[], %s::int[], %s::int[], %s::int[], %s::float8[])
-           a(kind, tier, task, room, depth, mark)
-   CROSS JOIN LATERAL (
-     SELECT l.ctid AS tid, l.visible_at FROM {{q}}.live l
-      WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at >= to_timestamp(a.mark) AND l.visible_at <= {{now}}
-        AND l.owner IS NULL
-      ORDER BY l.visible_at LIMIT a.depth) p),
+WITH {peeked},
 turns AS (SELECT %s::int[] AS high, %s::int[] AS normal, %s::int[] AS low),
 {choice},
 claimed AS (
@@ -72,23 +65,68 @@ SELECT (SELECT count(*) FROM chosen), c.id::text, c.kind, c.priority, c.run_coun
   LEFT JOIN LATERAL (SELECT j.payload, j.trace FROM {{q}}.jobs j WHERE j.id = c.id LIMIT 1) b ON true"""
 
 
+def _look(lanes: str, first: str, last: str) -> str:
+    """The lanes ``a`` with the oldest ready rows ``p`` of each, between two instants and no more than its depth."""
+    # The depth is a column: for a number that is known to it the planner may choose to read a lane as a whole.
+    return f"""{lanes}
+   CROSS JOIN LATERAL (
+     SELECT l.ctid AS tid, l.visible_at FROM {{q}}.live l
+      WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at >= {first} AND l.visible_at <= {last}
+        AND l.owner IS NULL
+      ORDER BY l.visible_at LIMIT a.depth) p"""
+
+
+def _peeked(look: str) -> str:
+    return f"""peeked AS MATERIALIZED (
+  SELECT p.tid, p.visible_at, a.tier, a.room, a.task
+    FROM {look})"""
+
+
 def _chosen(source: str) -> str:
     return f"""
 chosen AS MATERIALIZED (
   SELECT c.tid FROM ({_placed(source, "true")}) c ORDER BY c.position, c.visible_at LIMIT %s)"""
 
 
-CLAIM = _claim(_chosen("peeked"))
+_FIRST_LOOK = _look(
+    """unnest(%s::text[], %s::smallint[], %s::int[], %s::int[], %s::int[], %s::float8[])
+           a(kind, tier, task, room, depth, mark)""",
+    "to_timestamp(a.mark)",
+    "{now}",
+)
+
+CLAIM = _claim(_peeked(_FIRST_LOOK), _chosen("peeked"))
+
+# The same for many lanes, whose depths are less than there is room for, and whose rooms no cap limits. The first look
+# shows how far each lane has to be read: to the instant at which the tier has enough rows, and for no more rows than
+# are left by those that come before its own.
+CLAIM_MANY = _claim(
+    f"""near AS (
+  SELECT a.kind, a.tier, a.task, a.room, p.visible_at, row_number() OVER oldest AS place,
+         nth_value(p.visible_at, a.room) OVER oldest AS enough
+    FROM {_FIRST_LOOK}
+  WINDOW oldest AS (
+    PARTITION BY a.tier ORDER BY p.visible_at ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)),
+lanes AS MATERIALIZED (
+  SELECT kind, tier, task, room, min(visible_at) AS head, coalesce(min(enough), {{now}}) AS enough,
+         room - min(place) + 1 AS depth
+    FROM near GROUP BY kind, tier, task, room HAVING min(place) <= room),
+{_peeked(_look("lanes a", "a.head", "a.enough"))}""",
+    _chosen("peeked"),
+)
 
 # Where a cap leaves less room than there are free slots: each task by itself keeps as many candidates as it has room
 # for, by the rotation, and those that are kept are placed all together, so that what has no room takes nobody's turn.
-CLAIM_CAPPED = _claim(f"""
+CLAIM_CAPPED = _claim(
+    _peeked(_FIRST_LOOK),
+    f"""
 kept AS (
   SELECT r.* FROM (
     SELECT t.*, row_number() OVER (PARTITION BY t.task ORDER BY t.position, t.visible_at) AS taken
       FROM ({_placed("peeked", "f.task")}) t) r
    WHERE taken <= room),
-{_chosen("kept")}""")
+{_chosen("kept")}""",
+)
 
 # Seconds until the first unclaimed job of the lanes is due; ready ones count, so that nothing is parked over.
 NEXT_DUE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import shlex
 import threading
 import time
 import typing as t
@@ -30,6 +31,7 @@ __all__ = [
     "Session",
     "array",
     "connect",
+    "migrate_command",
     "own",
     "readable",
     "resolve",
@@ -255,13 +257,18 @@ def texts(values: Sequence[str]) -> str:
     return "{" + ",".join(quoted) + "}"
 
 
+def migrate_command(schema: str) -> str:
+    """The command that makes or updates a schema."""
+    return "venturi migrate" if schema == "venturi" else f"venturi migrate --schema {shlex.quote(schema)}"
+
+
 @contextmanager
 def schema_errors(schema: str) -> Generator[None]:
     """Turn the error of a queue that was never migrated into one that says what to do."""
     try:
         yield
     except (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedColumn) as error:
-        what = f"the schema {schema!r} holds no queue of this version: run `venturi migrate`"
+        what = f"the schema {schema!r} holds no queue of this version: run `{migrate_command(schema)}`"
         raise SchemaError(f"{what} ({error.diag.message_primary})") from error
 
 

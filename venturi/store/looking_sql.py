@@ -111,20 +111,24 @@ SELECT NULL, 0, 0, 0, 0, NULL, false, (SELECT count(*) FROM working)
 
 # --- Cleanup
 
-# journal_finished finds the oldest. A job that was requeued has a later end, or none yet, which counts instead.
+# journal_finished finds the oldest. A job that was requeued has a later end, or none yet, which counts instead. The
+# ORDER BY underneath and OFFSET 0 make both guards look-ups that end with the LIMIT: as anti joins they may come before
+# a sort, for every finished job there is.
 CLEANUP = """
 WITH ended AS MATERIALIZED (
-  SELECT e.job_id FROM {q}.journal e
-   WHERE e.outcome IN (0, 3, 7) AND e.outcome = ANY (%s::smallint[]) AND e.recorded_at < %s
-     AND (%s::text[] IS NULL OR e.kind = ANY (%s))
-     AND NOT EXISTS (SELECT FROM {q}.live l WHERE l.id = e.job_id)
+  SELECT e.job_id FROM (
+    SELECT o.job_id, o.id FROM {q}.journal o
+     WHERE o.outcome IN (0, 3, 7) AND o.outcome = ANY (%s::smallint[]) AND o.recorded_at < %s
+       AND (%s::text[] IS NULL OR o.kind = ANY (%s))
+     ORDER BY o.recorded_at) e
+   WHERE NOT EXISTS (SELECT FROM {q}.live l WHERE l.id = e.job_id OFFSET 0)
      AND NOT EXISTS (SELECT FROM {q}.journal n
-                      WHERE n.job_id = e.job_id AND n.id > e.id AND n.outcome IN (0, 3, 7, 8))
-   ORDER BY e.recorded_at LIMIT %s),
+                      WHERE n.job_id = e.job_id AND n.id > e.id AND n.outcome IN (0, 3, 7, 8) OFFSET 0)
+   LIMIT %s),
 doomed AS MATERIALIZED (
   SELECT j.id FROM ended e CROSS JOIN LATERAL (
     SELECT b.id FROM {q}.jobs b WHERE b.id = e.job_id LIMIT 1 FOR UPDATE SKIP LOCKED) j),
-bodies AS (DELETE FROM {q}.jobs b WHERE b.id IN (SELECT id FROM doomed) RETURNING 1),
-entries AS (DELETE FROM {q}.journal e WHERE e.job_id IN (SELECT id FROM doomed)),
-graves AS (DELETE FROM {q}.dead d WHERE d.id IN (SELECT id FROM doomed))
+bodies AS (DELETE FROM {q}.jobs b WHERE b.id = ANY (ARRAY(SELECT id FROM doomed)) RETURNING 1),
+entries AS (DELETE FROM {q}.journal e WHERE e.job_id = ANY (ARRAY(SELECT id FROM doomed))),
+graves AS (DELETE FROM {q}.dead d WHERE d.id = ANY (ARRAY(SELECT id FROM doomed)))
 SELECT count(*) FROM bodies"""

@@ -33,6 +33,7 @@ from psycopg.rows import dict_row, tuple_row
 from venturi import checks
 from venturi.errors import SchemaError
 from venturi.log import log
+from venturi.store.connections import migrate_command
 
 __all__ = ["VERSION", "Status", "check", "migrate", "script", "status"]
 
@@ -216,7 +217,8 @@ def check(connection: psycopg.Connection[t.Any], schema: str) -> None:
     version, oldest = _version(connection, schema) or (0, 0)
     if version < VERSION:
         state = f"at version {version}" if version else "missing"
-        raise SchemaError(f"schema {schema!r} is {state}, this library needs version {VERSION}: run `venturi migrate`")
+        what = f"schema {schema!r} is {state}, this library needs version {VERSION}"
+        raise SchemaError(f"{what}: run `{migrate_command(schema)}`")
     if oldest > VERSION:
         raise SchemaError(
             f"schema {schema!r} is at version {version} and serves libraries made for version {oldest} or later, this "

@@ -18,6 +18,9 @@ __all__ = ["Lanes"]
 MOST = 1000
 """Jobs of one claim, so that a claim stays a short statement however many slots there are."""
 
+FEW = 8
+"""Kinds up to which one look at each lane, as deep as there is room, is cheaper than two."""
+
 
 class Lanes:
     """Keeps exact count of the slots and the caps, and asks for no more than there is room for.
@@ -91,11 +94,17 @@ class Lanes:
             tiers=self._tiers,
             tasks=self._tasks,
             rooms=by_lane,
-            depths=by_lane,
+            depths=self._depths(by_lane, count),
             marks=self._marks.take(self._lanes, now),
             positions=self._rotation.positions(count),
             count=count,
         )
+
+    def _depths(self, rooms: Sequence[int], count: int) -> Sequence[int]:
+        """How far to look at each lane at first: where kinds are many and no cap limits them, twice an even share."""
+        if len(self._task) <= FEW or min(rooms) < count:
+            return rooms
+        return [max(1, 2 * count // len(self._task))] * len(rooms)
 
     def claimed(self, claims: Sequence[Claim]) -> None:
         """Take the claims into account."""

@@ -1,9 +1,8 @@
 """The thread that keeps claims alive: heartbeat, renewal, requests to cancel, and recovery of what dead workers held.
 
 It has a session of its own, so that it works while all slots are busy and while the coordinator waits. Its interval
-is a
-third of the lease: a renewal may fail once and the lease still holds. After trouble with the database it renews first
-and recovers nothing for one interval, since the other workers may not have come back to renew theirs.
+is a third of the lease: a renewal may fail once and the lease still holds. After trouble with the database it renews
+first and recovers nothing for one interval, since the other workers may not have come back to renew theirs.
 """
 
 from __future__ import annotations
