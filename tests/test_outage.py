@@ -22,7 +22,7 @@ from fixtures.work import ended, parked, until, working
 import venturi
 from venturi import embedded
 from venturi.store import migrate
-from venturi.worker.outages import Retry
+from venturi.worker.outages import Outages, Retry
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -319,3 +319,21 @@ def test_every_worker_has_a_row_of_its_own_with_a_fresh_heartbeat(queue: venturi
                 host, pid, slots_, kinds, age = found[worker.id]
                 assert (host, pid, slots_, kinds) == (socket.gethostname(), os.getpid(), slots, ["work"])
                 assert age.total_seconds() < 0.5 + 1
+
+
+def test_a_session_that_died_in_an_outage_is_no_outage_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """A part that finds its session dead only after the others have recovered reconnects without a word."""
+    outages = Outages("worker")
+    opened = time.monotonic()
+    error = psycopg.OperationalError()
+    outages.began("coordinator", error, opened)
+    outages.ended("coordinator")
+    outages.began("maintainer", error, opened)
+    outages.ended("maintainer")
+    assert len(caplog.records) == 2
+    outages.began("maintainer", error, time.monotonic())
+    outages.ended("maintainer")
+    assert len(caplog.records) == 4
+    outages.began("listener", error, opened)
+    outages.began("listener", error)
+    assert len(caplog.records) == 5

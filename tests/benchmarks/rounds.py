@@ -62,7 +62,7 @@ def _medians(lines: cabc.Sequence[Line]) -> dict[str, float]:
 def _cell(ours: float | None, own: float | None, name: str) -> str:
     if own is None:
         return "failed"
-    shown = f"{round(own, 2) if own < 100 else round(own)}"
+    shown = f"{round(own, 2) if own < 100 else round(own):g}"
     return shown if name == OURS or not ours or not own else f"{shown} ({ours / own:.2f})"
 
 

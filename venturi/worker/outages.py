@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import psycopg
@@ -53,14 +55,18 @@ class Outages:
         self._name = name
         self._lock = threading.Lock()
         self._failing: set[str] = set()
+        self._told = False
+        self._over_at = -math.inf
         self.calls: Sequence[Callable[[], None]] = ()
 
-    def began(self, part: str, error: Exception) -> None:
-        """Note that a part has met an error."""
+    def began(self, part: str, error: Exception, since: float = math.inf) -> None:
+        """Note that a part has met an error, on a session that it has had since that monotonic instant."""
         with self._lock:
-            first = not self._failing
             self._failing.add(part)
-        if first:
+            # A session from before the end of the last trouble has died in that, and is only found dead now.
+            tell = not self._told and since >= self._over_at
+            self._told |= tell
+        if tell:
             logger.warning("%s: database trouble, trying again until it ends: %s", self._name, describe(error))
 
     def ended(self, part: str) -> None:
@@ -70,11 +76,14 @@ class Outages:
         with self._lock:
             self._failing.discard(part)
             last = not self._failing
-        if last:
+            tell = last and self._told
+            if last:
+                self._told, self._over_at = False, time.monotonic()
+        if tell:
             logger.warning("%s: the database trouble is over", self._name)
-            return
-        for call in self.calls:
-            call()
+        if not last:
+            for call in self.calls:
+                call()
 
     def follows(self, part: str) -> bool:
         """Whether the part may leave the trying to the coordinator."""

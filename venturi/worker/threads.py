@@ -4,7 +4,9 @@ does.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 
 import psycopg
@@ -41,12 +43,14 @@ class Part:
         self._outages = outages
         self._retry = retry
         self._session: Session | None = None
+        self._opened = 0.0
         self._odd = 0
 
     def session(self) -> Session:
         """The part's session, opened at need."""
         if self._session is None or self._session.closed:
             self._session = self._connect()
+            self._opened = time.monotonic()
         return self._session
 
     def attempt(self, step: Callable[[], None]) -> float:
@@ -63,7 +67,7 @@ class Part:
             self.disconnect()
             raise
         except (psycopg.Error, OSError) as error:
-            self._outages.began(self.name, error)
+            self._outages.began(self.name, error, math.inf if self._session is None else self._opened)
             self.disconnect()
             wait = self._retry.wait()
             return max(wait, FOLLOWING) if self._outages.follows(self.name) else wait
