@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 import venturi
+from venturi.store import producing
 from venturi import Priority
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
@@ -112,9 +113,12 @@ def test_nothing_sends_nothing(queue: venturi.Queue, connect: Connect, dsn: str)
 
 
 @pytest.mark.conformance(61)
-@pytest.mark.parametrize("number", [20, 1200], ids=["by INSERT", "by COPY"])
-def test_jobs_of_a_batch_are_claimed_in_the_order_given(queue: venturi.Queue, number: int) -> None:
+@pytest.mark.parametrize(("number", "chunk"), [(20, 1), (1200, 5000), (1200, 500)], ids=["INSERT", "COPY", "COPYs"])
+def test_jobs_of_a_batch_are_claimed_in_the_order_given(
+    queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch, number: int, chunk: int
+) -> None:
     """One after another, after what was ready before and before what comes later, and all due at once."""
+    monkeypatch.setattr(producing, "COPY_JOBS", chunk)
     seen: list[int] = []
     done = threading.Event()
 

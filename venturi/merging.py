@@ -130,9 +130,9 @@ class Merging:
 
     def _copy(self, requests: Sequence[Request]) -> list[Receipt]:
         """Insert many tasks none of which can be merged."""
-        ids = self._producing.copy(self._connection, requests, self._now, next(self._dues(len(requests))))
+        receipts = self._producing.copy(self._connection, requests, self._now, next(self._dues(len(requests))))
         self._producing.ring(self._connection, {request.kind for request in requests})
-        return [Receipt(id_, "inserted") for id_ in ids]
+        return receipts
 
     def _dues(self, count: int) -> Iterator[dt.datetime]:
         """When tasks are due: those of a batch a microsecond after each other, the last one at the time asked for."""

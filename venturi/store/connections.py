@@ -253,8 +253,8 @@ def array(values: Iterable[object]) -> str:
 
 def texts(values: Sequence[str]) -> str:
     """An array literal of texts."""
-    quoted = ('"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values)
-    return "{" + ",".join(quoted) + "}"
+    quoted = {value: '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in set(values)}
+    return "{" + ",".join(map(quoted.__getitem__, values)) + "}"
 
 
 def migrate_command(schema: str) -> str:

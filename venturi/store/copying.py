@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from venturi.store import sql
 from venturi.store.connections import Connection, Rows, array, run, texts
+from venturi.values import Receipt
 
 __all__ = ["Plain", "copy"]
 
@@ -53,27 +54,30 @@ def copy(
     ids: Sequence[int],
     created_at: dt.datetime,
     due: dt.datetime,
-) -> list[uuid.UUID]:
-    """Insert jobs that are due a microsecond after each other, the first of them at ``due``; their ids.
+) -> list[Receipt]:
+    """Insert jobs that are due a microsecond after each other, the first of them at ``due``; their receipts.
 
     Args:
         connection: Not in pipeline mode.
         ids: As numbers.
+        created_at: When all of them were enqueued.
     """
     keys = array(f"{id_:032x}" for id_ in ids)
     lanes = (due, keys, texts([job.kind for job in jobs]), array(int(job.priority) for job in jobs))
     with connection.pipeline():
         run(connection, statements(sql.APPEND_LIVE), lanes)
-        made = [uuid.UUID(int=id_) for id_ in ids]
+        receipts = [Receipt(uuid.UUID(int=id_), "inserted") for id_ in ids]
         # Of the text fields only the kind is not plain ASCII, and a caller's connection may have any encoding.
-        bodies = b"".join(_bodies(jobs, made, connection.info.encoding, created_at))
+        bodies = b"".join(_bodies(jobs, receipts, connection.info.encoding, created_at))
     # COPY takes no parameters, so that its percent signs stand for themselves.
     with Rows(connection).copy(statements(sql.COPY_JOBS).replace(b"%%", b"%")) as target:
         target.write(_BEGIN + bodies + _END)
-    return made
+    return receipts
 
 
-def _bodies(jobs: Sequence[Plain], ids: Sequence[uuid.UUID], encoding: str, created_at: dt.datetime) -> Iterator[bytes]:
+def _bodies(
+    jobs: Sequence[Plain], receipts: Sequence[Receipt], encoding: str, created_at: dt.datetime
+) -> Iterator[bytes]:
     created = _TIME(8, (created_at - _EPOCH) // _MICROSECOND)
 
     @functools.cache
@@ -84,11 +88,10 @@ def _bodies(jobs: Sequence[Plain], ids: Sequence[uuid.UUID], encoding: str, crea
     def tail(priority: int, trace: str | None) -> bytes:
         return _PRIORITY(2, priority) + (_NULL if trace is None else _field(b"\1" + trace.encode())) + created
 
-    for job, id_ in zip(jobs, ids, strict=True):
+    for job, receipt in zip(jobs, receipts, strict=True):
         payload = job.payload.encode()
-        yield b"".join((
-            _SIX, id_.bytes, kind(job.kind), _LENGTH(len(payload) + 1), b"\1", payload, tail(job.priority, job.trace)
-        ))  # fmt: skip
+        head = _SIX + receipt.id.bytes + kind(job.kind)
+        yield b"".join((head, _LENGTH(len(payload) + 1), b"\1", payload, tail(job.priority, job.trace)))
 
 
 def _field(content: bytes) -> bytes:

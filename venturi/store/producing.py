@@ -15,9 +15,12 @@ from venturi.ids import uuid7s
 from venturi.store import sql
 from venturi.store.connections import Connection, run
 from venturi.store.copying import Plain, copy
-from venturi.values import Priority
+from venturi.values import Priority, Receipt
 
 __all__ = ["Candidate", "Merged", "NewJob", "Producing"]
+
+COPY_JOBS = 50_000
+"""Jobs of one statement, which takes a second: far from any timeout."""
 
 CHUNK_JOBS = 5000
 CHUNK_BYTES = 32 * 1024 * 1024
@@ -148,9 +151,14 @@ class Producing:
 
     def copy(
         self, connection: Connection, jobs: Sequence[Plain], created_at: dt.datetime, due: dt.datetime
-    ) -> list[uuid.UUID]:
-        """Insert many jobs that are due a microsecond after each other, the first of them at ``due``; their ids."""
-        return copy(connection, self._sql, jobs, uuid7s(len(jobs)), created_at, due)
+    ) -> list[Receipt]:
+        """Insert many jobs that are due a microsecond after each other, the first of them at ``due``."""
+        receipts: list[Receipt] = []
+        for first in range(0, len(jobs), COPY_JOBS):
+            chunk = jobs[first : first + COPY_JOBS]
+            soon = due + dt.timedelta(microseconds=first)
+            receipts += copy(connection, self._sql, chunk, uuid7s(len(chunk)), created_at, soon)
+        return receipts
 
     def merge(self, connection: Connection, merged: Sequence[Merged]) -> None:
         """Store the new state of locked candidates."""
