@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 import venturi
-from venturi.store import producing
 from venturi import Priority
+from venturi.store import producing
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
