@@ -91,19 +91,22 @@ def test_pytest_ends_although_a_worker_was_left_running(site: Site) -> None:
 
 
 FORKED = """
+fork = multiprocessing.get_context("fork")
+ready = fork.Barrier(2)
+
 def child():
     for number in range(20):
         enqueue(Deed())
     with queue.work(block=False, concurrency=1):
         while queue.stats().workers < 3:
             time.sleep(0.01)
+        ready.wait(20)  # neither leaves before the other has seen it
         enqueue(Deed())
     queue.close()
 
 with queue.work(block=False) as worker:
     while queue.stats().workers < 1:
         time.sleep(0.01)
-    fork = multiprocessing.get_context("fork")
     children = [fork.Process(target=child) for _ in range(2)]
     for each in children:
         each.start()

@@ -68,7 +68,6 @@ def test_five_signals_within_a_moment_are_one_quick_stop(
     begun(log, 1)
     for _ in range(5):
         hand.send(signal.SIGTERM)
-        time.sleep(0.01)
     assert hand.ends(5)["released"] == [str(job)]
     hire(concurrency=1)
     done(dsn, schema)
