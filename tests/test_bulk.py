@@ -20,7 +20,7 @@ from psycopg import sql
 
 import venturi
 from venturi import Priority
-from venturi.store import producing
+from venturi.store import copying, producing
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -30,6 +30,11 @@ HOUR = dt.timedelta(hours=1)
 @venturi.task("plain")
 class Plain:
     value: t.Any = None
+
+
+@venturi.task("café")
+class Accented:
+    text: str = ""
 
 
 @venturi.task("merging", carry=dict, priority=Priority.LOW)
@@ -170,6 +175,36 @@ def test_a_key_that_cannot_be_stored_refuses_the_batch(queue: venturi.Queue) -> 
         queue.enqueue_many([Merging("a", "keep", 1), Merging("x" * 1001, "keep", 1)])
     assert (caught.value.index, caught.value.path) == (1, "dedup_key()")
     assert queue.jobs() == []
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_large_batch_has_the_encoding_of_the_callers_session(
+    queue: venturi.Queue, connect: Connect, encoding: str
+) -> None:
+    """The name of a kind and what the tasks hold are stored as they are given (case 088)."""
+    caller = connect()
+    caller.execute("SELECT set_config('client_encoding', %s, false)", [encoding])
+    receipts = queue.enqueue_many([Accented("naïve")] * 1200, conn=caller)
+    caller.commit()
+    job = queue.job(receipts[0].id)
+    assert job is not None
+    assert (job.kind, job.payload) == ("café", {"text": "naïve"})
+    assert queue.stats().kinds["café"].ready == 1200
+
+
+def test_a_large_batch_travels_in_parts_of_bounded_size(queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the payloads are, no statement and no copy of them in memory grows with the whole batch."""
+    monkeypatch.setattr(producing, "CHUNK_BYTES", 100_000)
+    sizes: list[int] = []
+
+    def measured(connection: t.Any, statements: t.Any, jobs: cabc.Sequence[copying.Plain], *rest: t.Any) -> t.Any:
+        sizes.append(sum(len(job.payload) for job in jobs))
+        return copying.copy(connection, statements, jobs, *rest)
+
+    monkeypatch.setattr(producing, "copy", measured)
+    receipts = queue.enqueue_many(Plain("x" * 1000) for _ in range(1000))
+    assert max(sizes) < 102_000
+    assert len({receipt.id for receipt in receipts}) == queue.stats().kinds["plain"].ready == 1000
 
 
 @pytest.mark.conformance(62)

@@ -7,6 +7,7 @@ import datetime as dt
 import typing as t
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -129,6 +130,24 @@ def test_unfinished_jobs_are_never_deleted(queue: venturi.Queue, finished: list[
     assert queue.cleanup(finished_before=LATER) == 3
     assert left(queue) == {pending, claimed, finished[1]}
     assert [entry.outcome for entry in queue.journal(finished[1])] == ["dead", "requeued"]
+
+
+@pytest.mark.conformance(217, 218)
+def test_a_job_that_an_open_transaction_requeues_is_not_deleted(
+    queue: venturi.Queue, finished: list[uuid.UUID], connect: Connect
+) -> None:
+    """A cleanup passes over it without waiting, and when the transaction has committed, the job is there as a whole."""
+    with connect() as operator:
+        assert queue.requeue(finished[1], conn=operator)
+        with ThreadPoolExecutor(1) as pool:
+            cleanup = pool.submit(queue.cleanup, finished_before=LATER)
+            with suppress(TimeoutError):
+                cleanup.result(5)
+            operator.commit()
+    assert cleanup.result(5) == 3
+    job = queue.job(finished[1])
+    assert job is not None
+    assert (job.status, job.payload) == ("pending", {"fail": True})
 
 
 @pytest.mark.conformance(217)

@@ -137,6 +137,7 @@ SESSIONS: dict[str, t.LiteralString] = {
     "few digits": "SET extra_float_digits = -15",
     "escaped bytes": "SET bytea_output = 'escape'",
     "a Latin client": "SET client_encoding = 'LATIN1'",
+    "a client without encoding": "SET client_encoding = 'SQL_ASCII'",
     "old strings": "SET standard_conforming_strings = off; SET backslash_quote = on",
     "read only by default": "SET default_transaction_read_only = on; SET transaction_read_only = off",
     "serializable": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",

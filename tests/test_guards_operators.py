@@ -267,18 +267,32 @@ def test_cleanup_takes_only_the_kind_and_status_asked_for(rows: Rows, looking: L
 
 @pytest.mark.conformance(217)
 def test_cleanup_leaves_what_was_sent_back(rows: Rows, looking: Looking, session: Session) -> None:
-    """A dead job that was requeued is unfinished, and finished again it counts from its last end."""
+    """A live job is unfinished whatever its journal says, and one that has died again counts from its last end."""
     back, again = rows.end(3, at=-90), rows.end(3, at=-90)
     assert requeued(looking, session) == 2
-    worker = claiming(rows.schema)
     rows.run("DELETE FROM {schema}.journal WHERE job_id = %s AND outcome = 8", back)
-    assert cleaned(looking, session) == 0
-    assert len(claim(worker, session, "a")) == 2
-    assert looking.cancel(session, back, notify=False)
-    rows.run("UPDATE {schema}.live SET owner = NULL, lease_until = NULL WHERE id = %s", again)
-    assert looking.cancel(session, again, notify=False)
+    rows.run("UPDATE {schema}.journal SET outcome = 0 WHERE job_id = %s", back)
+    rows.run(
+        "WITH gone AS (DELETE FROM {schema}.live WHERE id = %s RETURNING id, kind), "
+        "buried AS (INSERT INTO {schema}.dead (id, kind, died_at, run_count, failure_count) "
+        "SELECT id, kind, now(), 2, 1 FROM gone) "
+        "INSERT INTO {schema}.journal (job_id, run_no, failure_count, recorded_at, outcome, kind) "
+        "SELECT id, 2, 1, now(), 3, kind FROM gone",
+        again,
+    )
     assert cleaned(looking, session) == 0
     assert rows.ids("jobs") == {back, again}
+
+
+@pytest.mark.conformance(217)
+def test_cleanup_leaves_a_dead_job_whose_grave_somebody_holds(
+    rows: Rows, looking: Looking, session: Session, connect: t.Any
+) -> None:
+    """A requeue may be under way."""
+    held, _ = rows.end(3), rows.end(3)
+    locked(connect(), rows, held, "dead")
+    assert cleaned(looking, session) == 1
+    assert rows.ids("jobs") == {held}
 
 
 @pytest.mark.conformance(218)

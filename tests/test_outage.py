@@ -337,3 +337,15 @@ def test_a_session_that_died_in_an_outage_is_no_outage_of_its_own(caplog: pytest
     outages.began("listener", error, opened)
     outages.began("listener", error)
     assert len(caplog.records) == 5
+
+
+def test_every_loss_of_a_session_is_told_though_it_was_opened_in_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """The session that ended the last outage is older than its end; when it is lost, that is another outage."""
+    outages = Outages("worker")
+    for _ in range(3):
+        outages.began("coordinator", psycopg.OperationalError())
+        opened = time.monotonic()
+        outages.ended("coordinator")
+        outages.began("coordinator", psycopg.OperationalError(), opened)
+        outages.ended("coordinator")
+    assert len(caplog.records) == 12

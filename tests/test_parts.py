@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc as cabc
 import datetime as dt
 import logging
 import threading
@@ -166,3 +167,51 @@ def test_a_worker_that_could_not_start_leaves_nothing_and_the_next_one_works(dsn
         queue.close()
         with connections.connect(dsn, name="venturi test") as connection:
             connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def few(schema: str, monkeypatch: pytest.MonkeyPatch) -> cabc.Callable[[int], None]:
+    """Sets how many threads for handlers the machine has."""
+    start = threading.Thread.start
+    most = 0
+
+    def begin(thread: threading.Thread) -> None:
+        running = sum(each.name.startswith(f"venturi-{schema}") for each in threading.enumerate())
+        if thread.name.startswith(f"venturi-{schema}") and running >= most:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def limit(number: int) -> None:
+        nonlocal most
+        most = number
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    return limit
+
+
+def test_a_worker_with_fewer_threads_than_slots_runs_all_jobs(
+    queue: venturi.Queue, began: threading.Event, few: cabc.Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the machine gives no more threads, those that there are run all jobs, and one line says so."""
+    few(2)
+    jobs = [receipt.id for receipt in queue.enqueue_many([Work()] * 20)]
+    with working(queue, concurrency=4) as worker:
+        for job in jobs:
+            ended(queue, job)
+        worker.stop()
+        assert stopped(worker) == venturi.Report(20)
+    assert [record.getMessage() for record in caplog.records if "slots" in record.getMessage()] == [
+        "no more than 2 of 4 slots can be used: no thread can be started"
+    ]
+
+
+def test_a_worker_without_a_thread_for_handlers_ends_at_once(
+    queue: venturi.Queue, began: threading.Event, few: cabc.Callable[[int], None]
+) -> None:
+    """It claims nothing that it could not run, and raises what kept it from starting."""
+    few(0)
+    queue.enqueue(Work())
+    worker = queue.work(block=False)
+    with pytest.raises(RuntimeError, match="new thread"):
+        worker.join(5)
+    assert queue.stats().kinds["work"].ready == 1

@@ -21,7 +21,7 @@ from psycopg import sql
 
 import venturi
 from venturi.store import connections
-from venturi.store.claiming import Ending
+from venturi.store.claiming import Ask, Claiming, Ending, Turn
 from venturi.store.connections import Session
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[tuple[t.Any, ...]]]
@@ -344,3 +344,27 @@ def test_a_settle_that_races_renewals_leaves_no_row_behind(schema: str, session:
         )
     ).fetchone()
     assert rows == (0, 300)
+
+
+def test_a_stop_gives_back_what_a_claim_took_whose_answer_was_lost(
+    queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is pending again and has not failed, though the worker never learned that it had claimed it."""
+    turn = Claiming.turn
+    workers: list[venturi.Worker] = []
+
+    def lost(self: Claiming, session: Session, endings: cabc.Sequence[Ending], ask: Ask | None) -> Turn:
+        answer = turn(self, session, endings, ask)
+        if answer.claims:
+            workers[0].stop()
+            raise psycopg.OperationalError("the answer is lost")
+        return answer
+
+    monkeypatch.setattr(Claiming, "turn", lost)
+    Gate(queue)
+    with working(queue) as worker:
+        workers.append(worker)
+        job = queue.enqueue(Step()).id
+        assert worker.join(5) == venturi.Report(0)
+    (entry,) = queue.journal(job)
+    assert (entry.outcome, entry.failure_count) == ("released", 0)

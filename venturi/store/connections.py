@@ -19,6 +19,7 @@ from psycopg.abc import PQGen, PQGenConn
 from psycopg.rows import TupleRow, tuple_row
 
 from venturi.errors import ConfigError, SchemaError
+from venturi.store.adapting import adapters
 
 if t.TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
@@ -225,16 +226,12 @@ def together(session: Connection) -> Generator[None]:
         raise
 
 
-# psycopg's defaults as they were when this was imported: a program may change them for all its connections later.
-_ADAPTERS = adapt.AdaptersMap(psycopg.adapters)
-
-
 class Rows(psycopg.Cursor[TupleRow]):
     """A cursor that reads and writes values as psycopg does by default, on a connection that may do otherwise."""
 
     @property
     def adapters(self) -> adapt.AdaptersMap:
-        return _ADAPTERS
+        return adapters(self.connection)
 
 
 def run(connection: Connection, query: bytes, parameters: tuple[t.Any, ...] = (), prepare: bool | None = None) -> Rows:

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from venturi.store import sql
+from venturi.store.adapting import encoding
 from venturi.store.connections import Connection, Rows, array, run, texts
 from venturi.values import Receipt
 
@@ -67,8 +68,7 @@ def copy(
     with connection.pipeline():
         run(connection, statements(sql.APPEND_LIVE), lanes)
         receipts = [Receipt(uuid.UUID(int=id_), "inserted") for id_ in ids]
-        # Of the text fields only the kind is not plain ASCII, and a caller's connection may have any encoding.
-        bodies = b"".join(_bodies(jobs, receipts, connection.info.encoding, created_at))
+        bodies = b"".join(_bodies(jobs, receipts, encoding(connection), created_at))
     # COPY takes no parameters, so that its percent signs stand for themselves.
     with Rows(connection).copy(statements(sql.COPY_JOBS).replace(b"%%", b"%")) as target:
         target.write(_BEGIN + bodies + _END)
@@ -78,6 +78,7 @@ def copy(
 def _bodies(
     jobs: Sequence[Plain], receipts: Sequence[Receipt], encoding: str, created_at: dt.datetime
 ) -> Iterator[bytes]:
+    # Of the text fields only the kind is not plain ASCII.
     created = _TIME(8, (created_at - _EPOCH) // _MICROSECOND)
 
     @functools.cache

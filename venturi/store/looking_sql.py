@@ -113,11 +113,12 @@ SELECT NULL, 0, 0, 0, 0, NULL, false, (SELECT count(*) FROM working)
 
 # journal_finished finds the oldest. A job that was requeued has a later end, or none yet, which counts instead. The
 # ORDER BY underneath and OFFSET 0 make both guards look-ups that end with the LIMIT: as anti joins they may come before
-# a sort, for every finished job there is.
+# a sort, for every finished job there is. A dead job goes only with its grave, which a requeue that this snapshot does
+# not see holds or has taken away.
 CLEANUP = """
 WITH ended AS MATERIALIZED (
-  SELECT e.job_id FROM (
-    SELECT o.job_id, o.id FROM {q}.journal o
+  SELECT e.job_id, e.outcome FROM (
+    SELECT o.job_id, o.id, o.outcome FROM {q}.journal o
      WHERE o.outcome IN (0, 3, 7) AND o.outcome = ANY (%s::smallint[]) AND o.recorded_at < %s
        AND (%s::text[] IS NULL OR o.kind = ANY (%s))
      ORDER BY o.recorded_at) e
@@ -127,7 +128,11 @@ WITH ended AS MATERIALIZED (
    LIMIT %s),
 doomed AS MATERIALIZED (
   SELECT j.id FROM ended e CROSS JOIN LATERAL (
-    SELECT b.id FROM {q}.jobs b WHERE b.id = e.job_id LIMIT 1 FOR UPDATE SKIP LOCKED) j),
+    SELECT b.id FROM {q}.jobs b WHERE b.id = e.job_id LIMIT 1 FOR UPDATE SKIP LOCKED) j
+    LEFT JOIN LATERAL (
+      SELECT true AS held FROM {q}.dead d WHERE e.outcome = 3 AND d.id = e.job_id LIMIT 1
+         FOR UPDATE SKIP LOCKED) g ON true
+   WHERE e.outcome <> 3 OR g.held),
 bodies AS (DELETE FROM {q}.jobs b WHERE b.id = ANY (ARRAY(SELECT id FROM doomed)) RETURNING 1),
 entries AS (DELETE FROM {q}.journal e WHERE e.job_id = ANY (ARRAY(SELECT id FROM doomed))),
 graves AS (DELETE FROM {q}.dead d WHERE d.id = ANY (ARRAY(SELECT id FROM doomed)))

@@ -20,7 +20,7 @@ from venturi.values import Priority, Receipt
 __all__ = ["Candidate", "Merged", "NewJob", "Producing"]
 
 COPY_JOBS = 50_000
-"""Jobs of one statement, which takes a second: far from any timeout."""
+"""Jobs of one COPY, which takes a second: far from any timeout."""
 
 CHUNK_JOBS = 5000
 CHUNK_BYTES = 32 * 1024 * 1024
@@ -154,10 +154,9 @@ class Producing:
     ) -> list[Receipt]:
         """Insert many jobs that are due a microsecond after each other, the first of them at ``due``."""
         receipts: list[Receipt] = []
-        for first in range(0, len(jobs), COPY_JOBS):
-            chunk = jobs[first : first + COPY_JOBS]
-            soon = due + dt.timedelta(microseconds=first)
-            receipts += copy(connection, self._sql, chunk, uuid7s(len(chunk)), created_at, soon)
+        for piece in _pieces(jobs):
+            soon = due + dt.timedelta(microseconds=len(receipts))
+            receipts += copy(connection, self._sql, piece, uuid7s(len(piece)), created_at, soon)
         return receipts
 
     def merge(self, connection: Connection, merged: Sequence[Merged]) -> None:
@@ -217,6 +216,17 @@ def _chunks(rows: Sequence[str]) -> Iterator[str]:
         size += len(row)
     if chunk:
         yield f"[{','.join(chunk)}]"
+
+
+def _pieces(jobs: Sequence[Plain]) -> Iterator[Sequence[Plain]]:
+    """The jobs in parts, bounded in number and size."""
+    first = size = 0
+    for number, job in enumerate(jobs):
+        if number - first == COPY_JOBS or size > CHUNK_BYTES:
+            yield jobs[first:number]
+            first, size = number, 0
+        size += len(job.payload)
+    yield jobs[first:]
 
 
 def _utc(moment: dt.datetime) -> dt.datetime:

@@ -138,6 +138,8 @@ class Coordinator:
                 stragglers[:] = self._give_back(stragglers, released)
 
         deadline = time.monotonic() + grace
+        if self._claim_lost:
+            self._part.attempt(lambda: self._release_strays(self._part.session()))
         while (self._ended or self._locked or stragglers) and time.monotonic() < deadline:
             wait = self._part.attempt(last_turn)
             if self._ended or self._locked or stragglers:
@@ -267,6 +269,7 @@ class Coordinator:
         endings = self._claiming.strays(session, *self._lanes.all(), known)
         if endings:
             self._claiming.settle(session, endings)
+        self._claim_lost = False
 
     def _settle_apart(self, runs: Sequence[Run]) -> None:
         """Settle one by one, and in reduced form what the database refuses, when it has refused the batch."""

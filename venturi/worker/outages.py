@@ -56,16 +56,17 @@ class Outages:
         self._lock = threading.Lock()
         self._failing: set[str] = set()
         self._told = False
-        self._over_at = -math.inf
+        self._began_at = -math.inf
         self.calls: Sequence[Callable[[], None]] = ()
 
     def began(self, part: str, error: Exception, since: float = math.inf) -> None:
         """Note that a part has met an error, on a session that it has had since that monotonic instant."""
         with self._lock:
             self._failing.add(part)
-            # A session from before the end of the last trouble has died in that, and is only found dead now.
-            tell = not self._told and since >= self._over_at
-            self._told |= tell
+            # A session from before the last trouble has died in that, and is only found dead now.
+            tell = not self._told and since >= self._began_at
+            if tell:
+                self._told, self._began_at = True, time.monotonic()
         if tell:
             logger.warning("%s: database trouble, trying again until it ends: %s", self._name, describe(error))
 
@@ -78,7 +79,7 @@ class Outages:
             last = not self._failing
             tell = last and self._told
             if last:
-                self._told, self._over_at = False, time.monotonic()
+                self._told = False
         if tell:
             logger.warning("%s: the database trouble is over", self._name)
         if not last:

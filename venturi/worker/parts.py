@@ -125,6 +125,7 @@ class Parts:
     def start(self) -> None:
         """Start the threads."""
         self._telemetry.observe(self._store.stats)
+        self._slots.start()
         self._maintainer.start()
         if self._listener is not None:
             self._listener.start()

@@ -15,10 +15,13 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from venturi.log import Log, log
 from venturi.store.claiming import Ending
 from venturi.worker.flight import Inbox, Run
 
 __all__ = ["Slots"]
+
+logger: Log = log("venturi.worker")
 
 
 class Slots:
@@ -42,8 +45,17 @@ class Slots:
         self._started = 0
         self._starting = threading.Lock()
 
+    def start(self) -> None:
+        """Start the first thread, so that somebody runs what is handed over; the others are started at need.
+
+        Raises:
+            RuntimeError: There is none to be had.
+        """
+        self._pool.submit(self._loop)
+        self._started = 1
+
     def hand(self, runs: Iterable[Run]) -> None:
-        """Give runs to free slots; a thread is started at the first need."""
+        """Give runs to free slots."""
         self._runs.extend(runs)
         self._wake()
 
@@ -53,7 +65,8 @@ class Slots:
             self._count = self._started
         for _ in range(self._started):
             self._wakes.put(False)
-        self._pool.shutdown(wait=wait)
+        # What the pool keeps of a thread that it could not start is not to begin now.
+        self._pool.shutdown(wait=wait, cancel_futures=True)
 
     def _wake(self) -> None:
         """Have one more thread look for runs, unless one is on its way."""
@@ -62,9 +75,20 @@ class Slots:
         self._waking = True
         with self._starting:
             if self._started < self._count:
-                self._started += 1
-                self._pool.submit(self._loop)
+                self._add()
         self._wakes.put(True)
+
+    def _add(self) -> None:
+        """Start one more thread. Where there is none to be had, those that run take all runs in turn from now on."""
+        try:
+            self._pool.submit(self._loop)
+        except RuntimeError:
+            logger.warning(
+                "no more than %d of %d slots can be used: no thread can be started", self._started, self._count
+            )
+            self._count = self._started
+        else:
+            self._started += 1
 
     def _loop(self) -> None:
         execute, inbox, runs = self._execute, self._inbox, self._runs
