@@ -24,6 +24,7 @@ from fixtures.work import parked, working
 import venturi
 from venturi.store import sql
 from venturi.worker import listener
+from venturi.worker.looks import Looks
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -280,6 +281,36 @@ def test_a_worker_of_a_former_kind_hears_of_a_merge_into_its_job(
             parked(observer)
             assert producer.enqueue(Present()).action == "replaced"
             assert began.wait(5)
+
+
+def test_a_notification_wakes_no_worker_of_other_kinds(
+    queue: venturi.Queue, producer: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two parked workers the one that cannot do the job is left alone; a batch of both kinds wakes both."""
+    other = venturi.Queue(queue.schema, dsn=queue.store.dsn)
+    began = threading.Event()
+    other.handler(task=Other)(lambda task: began.set())
+    runs = Runs(queue)
+    called: set[int] = set()
+    original = Looks.called
+
+    def noted(looks: Looks) -> None:
+        called.add(id(looks))
+        original(looks)
+
+    with connect(autocommit=True) as observer, working(queue, poll=3600), working(other, poll=3600):
+        parked(observer, 2)
+        time.sleep(0.2)
+        monkeypatch.setattr(Looks, "called", noted)
+        for _ in range(3):
+            parked(observer, 2)
+            assert runs.delay(producer.enqueue(Ring()).id, time.monotonic()) is not None
+        assert len(called) == 1
+        parked(observer, 2)
+        producer.enqueue_many([Other(), Ring()])
+        assert began.wait(5)
+        assert len(called) == 2
+    other.close()
 
 
 def _noted(began: set[str]) -> t.Callable[[object], None]:

@@ -147,6 +147,7 @@ def test_ten_stragglers_are_released_at_once_in_one_statement(schema: str, serve
     queue.enqueue_many([Work("ignore")] * 10)
     worker = queue.work(block=False, concurrency=10, shutdown_timeout=0)
     handlers.await_begun(10)
+    eventually(lambda: server_log.statements("lanes(kind, priority)"), what="the maintainer's first step is over")
     server_log.clear()
     began = time.monotonic()
     worker.stop()

@@ -26,7 +26,7 @@ from .crew import KINDS, Duty, crew
 from .ground import SCHEMA, Site
 
 PARAMETERS = ("gen_random_uuid()", f"'{KINDS[0]}'", "'{\"i\": 1}'", "1", "NULL", "NULL", "NULL", "interval '0'")
-"""Of `INSERT`: id, kind, payload, priority, key, trace, and when it is due; the last one is the bell."""
+"""Of `INSERT`: id, kind, payload, priority, key, trace, and when it is due; the last two are the bell."""
 
 
 @attrs.frozen
@@ -55,7 +55,8 @@ def script(folder: pathlib.Path, *, notify: bool) -> pathlib.Path:
     """A file with the enqueue as pgbench is to send it."""
     statements = Sql(SCHEMA, notify=notify)
     pieces = statements(INSERT).decode().split("%s")
-    values = (*PARAMETERS, statements.bell(KINDS[0]), "")
+    bell = statements.bell(KINDS[0])
+    values = (*PARAMETERS, bell, f"'{bell}'", "")
     whole = "".join(f"{piece}{value}" for piece, value in zip(pieces, values, strict=True))
     path = folder / f"enqueue-{notify}.sql"
     path.write_text(" ".join(whole.replace("%%", "%").split()) + ";\n")

@@ -11,7 +11,7 @@ import datetime as dt
 import json
 import typing as t
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -179,14 +179,14 @@ class Claiming:
 
         The settle comes first, so that a turn that fails as a whole has claimed nothing.
         """
-        again = self._bells(endings)
+        again = _again(endings)
         claimed: Rows | None = None
         with together(session):
             settled = self._send(session, endings, expired=False) if endings else None
             if ask is not None:
                 claimed = run(session, self._sql(_statement(ask)), self._claim(ask), prepare=True)
             if again:
-                run(session, self._sql(sql.RUNG), (again,))
+                run(session, self._sql(sql.RUNG), self._sql.rung(again))
         # Read after the pipeline: an answer that is read inside it takes a round trip of its own, before the commit's.
         unsettled = [Unsettled(*row) for row in settled.fetchall()] if settled else []
         rows = claimed.fetchall() if claimed else []
@@ -205,17 +205,12 @@ class Claiming:
         Args:
             expired: Only where the lease is over by the database's clock: a recovery.
         """
-        again = self._bells(endings)
+        again = _again(endings)
         with together(session):
             settled = self._send(session, endings, expired=expired)
             if again:
-                run(session, self._sql(sql.RUNG), (again,))
+                run(session, self._sql(sql.RUNG), self._sql.rung(again))
         return [Unsettled(*row) for row in settled.fetchall()]
-
-    def _bells(self, endings: Sequence[Ending]) -> list[int]:
-        """What is to be rung for jobs that go back to pending."""
-        kinds = {ending.kind for ending in endings if ending.outcome not in ("completed", "dead", "cancelled")}
-        return [self._sql.bell(kind) for kind in kinds]
 
     def renew(self, session: Connection, claims: Sequence[tuple[str, int]]) -> list[tuple[str, bool, bool]]:
         """Renew the leases of (key, run_count) pairs; for each the key, whether it was renewed, whether it is ours."""
@@ -300,6 +295,11 @@ class Claiming:
             expired,
         )
         return run(session, self._sql(claiming_sql.SETTLE), parameters, prepare=True)
+
+
+def _again(endings: Iterable[Ending]) -> set[str]:
+    """The kinds of jobs that go back to pending."""
+    return {ending.kind for ending in endings if ending.outcome not in ("completed", "dead", "cancelled")}
 
 
 def _statement(ask: Ask) -> str:

@@ -96,7 +96,7 @@ class Looking:
         rows = run(connection, self._sql(looking_sql.REQUEUE), (id, id, names, names, limit, delay)).fetchall()
         number, sent = rows[0]
         if number:
-            run(connection, self._sql(sql.RUNG), ([self._sql.bell(kind) for kind in sent],))
+            run(connection, self._sql(sql.RUNG), self._sql.rung(sent))
         return int(number)
 
     def cleanup(

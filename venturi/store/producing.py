@@ -105,7 +105,7 @@ class Producing:
     def insert(self, connection: Connection, job: NewJob, at: dt.datetime | None, delay: dt.timedelta) -> None:
         """Insert one job without looking for others; body, live row and bell in one statement."""
         bell = self._sql.bell(job.kind)
-        row = (job.id, job.kind, job.payload, int(job.priority), job.dedup_key, job.trace, at, delay, bell)
+        row = (job.id, job.kind, job.payload, int(job.priority), job.dedup_key, job.trace, at, delay, bell, str(bell))
         run(connection, self._sql(sql.INSERT), row)
 
     def clock(self, connection: Connection) -> dt.datetime:
@@ -114,7 +114,7 @@ class Producing:
 
     def ring(self, connection: Connection, kinds: Iterable[str]) -> None:
         """Wake the parked workers of these kinds when the transaction commits."""
-        run(connection, self._sql(sql.RUNG), (sorted({self._sql.bell(kind) for kind in kinds}),))
+        run(connection, self._sql(sql.RUNG), self._sql.rung(kinds))
 
     def lock(self, connection: Connection, keys: Sequence[tuple[str, str]]) -> None:
         """Lock (kind, key) pairs until the end of the transaction: the kinds shared, the keys exclusively."""

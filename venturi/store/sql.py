@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 __all__ = ["LATEST_INSTANT", "OUTCOMES", "Sql", "key64"]
 
@@ -29,6 +29,9 @@ OUTCOMES = ("completed", "paused", "retried", "dead", "recovered", "released", "
 """The outcomes by their number in the journal."""
 
 _LOCK_CLASS = 0x76656E74
+
+ANY = "any"
+"""What a notification says that may be for workers of any kind."""
 
 MANY_KINDS = 50
 """A worker with more kinds parks for all kinds by one lock: every lock takes room in the server's lock table."""
@@ -71,6 +74,7 @@ class Sql:
             "latest": LATEST,
             "parked": f"{_LOCK_CLASS}",
             "every": f"{key}",
+            "any": ANY,
             "inflight": f"{_LOCK_CLASS + 1}, {key}",
             "channel": self.channel,
         }
@@ -88,6 +92,11 @@ class Sql:
         """What a worker of these kinds parks for."""
         return [self.every] if len(kinds) > MANY_KINDS else sorted({self.bell(kind) for kind in kinds})
 
+    def rung(self, kinds: Iterable[str]) -> tuple[list[int], str]:
+        """The parameters of `RUNG` for jobs of these kinds: one call notifies once, whatever its kinds are."""
+        bells = sorted({self.bell(kind) for kind in kinds})
+        return bells, str(bells[0]) if len(bells) == 1 else ANY
+
     def __call__(self, template: str) -> bytes:
         """The statement that the template stands for."""
         try:
@@ -99,13 +108,13 @@ class Sql:
 # --- The doorbell
 
 # One expression, so that nothing can fail between taking a lock and letting go of it.
-RING = """CASE WHEN NOT pg_try_advisory_xact_lock_shared({inflight}) THEN pg_notify('{channel}', '')::text
-     WHEN NOT pg_try_advisory_lock({parked}, bell.key) THEN pg_notify('{channel}', '')::text
+RING = """CASE WHEN NOT pg_try_advisory_xact_lock_shared({inflight}) THEN pg_notify('{channel}', bell.kind)::text
+     WHEN NOT pg_try_advisory_lock({parked}, bell.key) THEN pg_notify('{channel}', bell.kind)::text
      WHEN pg_advisory_unlock({parked}, bell.key) AND pg_try_advisory_lock({parked}, {every})
      THEN pg_advisory_unlock({parked}, {every})::text
-     ELSE pg_notify('{channel}', '')::text END"""
+     ELSE pg_notify('{channel}', '{any}')::text END"""
 CLOCK = "SELECT {now}"
-RUNG = "SELECT {ring} FROM unnest(%s::int[]) bell(key)"
+RUNG = "SELECT {ring} FROM (SELECT unnest(%s::int[]) AS key, %s::text AS kind) bell"
 TELL = "SELECT pg_notify('{channel}', 'cancel')"
 LISTEN = "LISTEN {channel}"
 PARK = "SELECT bell.key, pg_try_advisory_lock_shared({parked}, bell.key) FROM unnest(%s::int[]) bell(key)"
@@ -125,7 +134,7 @@ hot AS (
          least(greatest(coalesce(%s::timestamptz, {now} + %s::interval), {now}), {latest})
     FROM body b
   RETURNING id)
-SELECT {ring} FROM hot CROSS JOIN (SELECT %s::int AS key) bell"""
+SELECT {ring} FROM hot CROSS JOIN (SELECT %s::int AS key, %s::text AS kind) bell"""
 
 # The rows of one batch become visible a microsecond apart, backwards from the instant given, so that all of them are
 # due at once and the order in which they were given holds without an id in the index.

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from venturi.store import doorbell
+from venturi.store import doorbell, sql
 from venturi.store.connections import Session
 from venturi.store.sql import Sql
 from venturi.worker.outages import Outages, Retry
@@ -67,6 +67,8 @@ class Listener:
         self._part = Part("listener", connect, outages, Retry(0.1, 30.0))
         self._sql = statements
         self._bells = bells
+        # A worker that parks for all kinds is meant by whatever is said.
+        self._meant = None if statements.every in bells else {sql.ANY, *map(str, bells)}
         self._wake = wake
         self._cancel = cancel
         self._reconnected = reconnected
@@ -163,6 +165,8 @@ class Listener:
             held = self._parking is not Parking.AWAKE
             safe = doorbell.quiet(session, self._sql) if held else doorbell.park(session, self._sql, self._bells)
             self._change(Parking.AWAKE if safe is None else Parking.SAFE if safe else Parking.EARLY)
+            if safe is None:
+                self._wake()  # whoever asked may wait for the answer, though nothing has changed
         elif not self._wanted and self._parking in (Parking.EARLY, Parking.SAFE):
             self._parking = Parking.AWAKE
             doorbell.leave(session, self._sql, self._bells)
@@ -171,7 +175,8 @@ class Listener:
         payloads = {notification.payload for notification in session.notifies(timeout=0)}
         if "cancel" in payloads:
             self._cancel()
-        if payloads - {"cancel"}:
+        said = payloads - {"cancel"}
+        if said and (self._meant is None or not said.isdisjoint(self._meant)):
             self._wake()
 
     def _change(self, parking: Parking) -> None:

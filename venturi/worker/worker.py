@@ -196,7 +196,12 @@ class Worker:
     # --- The work
 
     def _work(self) -> Report:
-        parts = self._parts()
+        try:
+            parts = self._parts()
+        except BaseException as error:
+            self._failure = self._failure or error
+            self._done.set()
+            raise
         self.queue.store.local.add(self._inbox.call)
         _running.add(self)
         try:
