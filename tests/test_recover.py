@@ -277,6 +277,8 @@ class Step:
 
 @queue.handler
 def handle(task: Step) -> None:
+    while not queue.stats().workers:
+        pass  # its first heartbeat tells others who it was
     os.kill(os.getpid(), signal.SIGKILL)
 
 queue.work(lease=1, concurrency=1)
