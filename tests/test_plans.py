@@ -167,7 +167,8 @@ def test_a_claim_costs_the_same_behind_any_crowd(crowded: str, session: Session)
 
 @pytest.mark.conformance(238)
 def test_the_next_due_time_is_found_at_the_head_of_each_lane(crowded: str, session: Session) -> None:
-    """At most 10 buffers for each lane."""
+    """At most 10 buffers for each lane, once what other tests have claimed here is vacuumed."""
+    session.execute(sql.SQL("VACUUM {}").format(sql.Identifier(crowded, "live")))
     kinds, tiers = [KIND] * 3 + [FOREIGN] * 3, [0, 1, 2] * 2
     buffers, _ = explained(session, Sql(crowded)(NEXT_DUE), (kinds, tiers))
     assert buffers <= 10 * len(kinds)
