@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 
 from venturi import checks
+from venturi.errors import SchemaError
 from venturi.log import Log, log
 from venturi.store.connections import CALL_SECONDS
 from venturi.values import Report
@@ -244,9 +245,9 @@ class Worker:
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """An internal thread cannot go on: stop, and say so."""
+        """An internal thread cannot go on: stop, and say so. In a queue that is gone no run can be settled any more."""
         self._failure = self._failure or error
-        self.stop()
+        self.stop(0 if isinstance(error, SchemaError) else None)
 
     def _patience(self) -> float:
         # Asked again and again by every call that waits, so that a hanging database keeps no stop from the handlers.
