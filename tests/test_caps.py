@@ -20,7 +20,7 @@ from psycopg import sql
 
 import venturi
 from venturi import Priority, codec
-from venturi.store.sql import Sql
+from venturi.store.sql import ANY, Sql
 from venturi.worker.settings import Settings
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[tuple[t.Any, ...]]]
@@ -333,7 +333,7 @@ def test_a_storm_of_notifications_costs_a_full_worker_few_claims(
         time.sleep(0.2)
         server_log.clear()
         for _ in range(200):
-            connection.execute("SELECT pg_notify(%s, '')", [Sql(schema).channel])
+            connection.execute("SELECT pg_notify(%s, %s)", [Sql(schema).channel, ANY])
             time.sleep(0.005)
         claims = server_log.statements("SET owner = ")
         gauge.open()

@@ -118,7 +118,7 @@ def test_a_listener_that_cannot_connect_keeps_trying_ever_more_slowly(
     queue.close()
     gaps = [after - before for before, after in itertools.pairwise(calls)]
     assert 4 <= len(calls) <= 6
-    assert all(0.09 * 2**n < gap < 0.1 * 2**n + 0.3 for n, gap in enumerate(gaps)), gaps
+    assert all(0.09 * 2**n < gap < 0.1 * 2**n + 0.1 for n, gap in enumerate(gaps)), gaps
     assert [record.levelname for record in caplog.records if record.levelno >= logging.INFO] == ["WARNING"]
 
 
