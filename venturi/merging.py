@@ -66,7 +66,7 @@ class Request:
 
     def job(self, id: uuid.UUID, due: dt.datetime | None = None) -> NewJob:
         """The job that it becomes unless it is merged."""
-        return NewJob(id, self.type.kind, self.payload, self.priority, self.key, self.trace, visible_at=due)
+        return NewJob(id, self.kind, self.payload, self.priority, self.key, self.trace, visible_at=due)
 
 
 @attrs.define
@@ -148,7 +148,7 @@ class Merging:
 
     def _find(self, requests: Sequence[Request]) -> None:
         """Lock the keys, and take hold of the oldest decodable pending job of each."""
-        wanted = {(r.type.kind, t.cast(str, r.key)): r.type for r in requests}
+        wanted = {(r.kind, t.cast(str, r.key)): r.type for r in requests}
         if not wanted:
             return
         # Aliases are locked too: producers from before a renaming know the kind by them.
@@ -172,13 +172,13 @@ class Merging:
             missing = undecodable
 
     def _place(self, request: Request, due: dt.datetime) -> Receipt:
-        slot = None if request.key is None else (request.type.kind, request.key)
+        slot = None if request.key is None else (request.kind, request.key)
         held = None if slot is None else self._held.get(slot)
         decision = Independent() if held is None else self._decide(request, held)
         if held is None or isinstance(decision, Independent):
             job = request.job(uuid7(), due)
             self._inserts.append(job)
-            self._sooner.add(request.type.kind)
+            self._sooner.add(request.kind)
             if slot is not None and held is None:
                 self._held[slot] = _Held(
                     request.task, job.payload, None, 0, 0, job.priority, due, self._now, job.id, job.trace, inserted=job
@@ -256,7 +256,7 @@ class Merging:
             "visible_at": [before[1].isoformat(), held.visible_at.isoformat()],
         }
         self._entries.append(
-            MergeEntry(held.id, held.run_count, held.failure_count, request.type.kind, decision, json.dumps(evidence))
+            MergeEntry(held.id, held.run_count, held.failure_count, request.kind, decision, json.dumps(evidence))
         )
 
     def _write(self) -> None:

@@ -28,6 +28,7 @@ name                                       kind       recorded
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -79,8 +80,7 @@ class Telemetry:
         self._common: Attributes = {"messaging.system": "venturi", "messaging.destination.name": destination}
         self._instruments: dict[str, t.Any] = {}
         self._known: dict[tuple[tuple[str, str | int], ...], Attributes] = {}
-        self._tracer: trace.Tracer | None = None
-        self._traced = False
+        self._tracer: trace.Tracer | None = None  # once there is an SDK
         self._look_at = 0.0
         self._gauges: _Gauges | None = None
 
@@ -142,11 +142,12 @@ class Telemetry:
 
     def _is_traced(self) -> bool:
         """Whether spans go anywhere; looked up once a second, since to ask costs more than all else without an SDK."""
-        if not self._traced and (now := time.monotonic()) >= self._look_at:
+        if self._tracer is None and (now := time.monotonic()) >= self._look_at:
             self._look_at = now + LOOK_SECONDS
             with suppress(Exception):
-                self._traced = not isinstance(trace.get_tracer("venturi", _version()), trace.ProxyTracer)
-        return self._traced
+                found = trace.get_tracer("venturi", _version())
+                self._tracer = None if isinstance(found, trace.ProxyTracer) else found
+        return self._tracer is not None
 
     @contextmanager
     def _process(self, kind: str, job: str, run: int, headers: str | None) -> Generator[Callable[[str], None]]:
@@ -191,9 +192,8 @@ class Telemetry:
         self, name: str, kind: trace.SpanKind, attributes: Attributes, links: list[trace.Link] | None = None
     ) -> trace.Span | None:
         try:
-            if self._tracer is None:
-                self._tracer = trace.get_tracer("venturi", _version())
-            return self._tracer.start_span(name, kind=kind, attributes=self._named(attributes), links=links)
+            tracer = t.cast(trace.Tracer, self._tracer)
+            return tracer.start_span(name, kind=kind, attributes=self._named(attributes), links=links)
         except Exception:
             logger.debug("a span could not be started", exc_info=True)
             return None
@@ -283,6 +283,7 @@ class _Gauges:
             return None
 
 
+@functools.cache
 def _version() -> str:
     try:
         return version("venturi-queue")

@@ -62,20 +62,19 @@ class Sql:
 
     def __init__(self, schema: str, *, now: str = "statement_timestamp()", notify: bool = True) -> None:
         digest = hashlib.blake2b(schema.encode(), digest_size=12).hexdigest()
-        key = _key32(schema)
         self._schema = schema
         self._bells: dict[str, int] = {}
-        self.every: int = key
+        self.every: int = _key32(schema)
         self.channel: str = f"venturi_{digest}"
         # Doubled percent signs, since every statement is sent with parameters.
         self._names = {
             "q": '"' + schema.replace('"', '""').replace("%", "%%") + '"',
             "now": now,
             "latest": LATEST,
-            "parked": f"{_LOCK_CLASS}",
-            "every": f"{key}",
+            "parked": str(_LOCK_CLASS),
+            "every": str(self.every),
             "any": ANY,
-            "inflight": f"{_LOCK_CLASS + 1}, {key}",
+            "inflight": f"{_LOCK_CLASS + 1}, {self.every}",
             "channel": self.channel,
         }
         self._names["ring"] = RING.format_map(self._names) if notify else "NULL::text"
