@@ -19,6 +19,7 @@ import psycopg
 import pytest
 from fixtures.proxy import Proxy
 from fixtures.waiting import eventually
+from fixtures.waking import Began, Ping
 from fixtures.work import parked, working
 
 import venturi
@@ -38,45 +39,22 @@ def schema(emptied: str) -> str:
     return emptied
 
 
-@venturi.task("bell")
-class Ring:
-    pass
-
-
-class Runs:
+class Runs(Began):
     """Which jobs have begun to run, and when."""
-
-    def __init__(self, queue: venturi.Queue) -> None:
-        self._changed = threading.Condition()
-        self._began: dict[uuid.UUID, float] = {}
-        queue.handler(self._handle)
-
-    def _handle(self, task: Ring, ctx: venturi.Context) -> None:
-        with self._changed:
-            self._began[ctx.id] = time.monotonic()
-            self._changed.notify_all()
 
     def delay(self, job: uuid.UUID, since: float) -> float | None:
         """Seconds from then until the job began to run; None when it is late."""
         with self._changed:
-            if not self._changed.wait_for(lambda: job in self._began, max(0.0, since + LATE - time.monotonic())):
+            if not self._changed.wait_for(lambda: job in self.at, max(0.0, since + LATE - time.monotonic())):
                 return None
-            return self._began[job] - since
-
-
-@pytest.fixture
-def producer(queue: venturi.Queue, dsn: str) -> cabc.Iterator[venturi.Queue]:
-    """The same queue as another process would see it: it cannot wake this process's workers by itself."""
-    producer = venturi.Queue(queue.schema, dsn=dsn)
-    yield producer
-    producer.close()
+            return self.at[job] - since
 
 
 def late_commit(queue: venturi.Queue, producer: venturi.Queue, connect: Connect) -> float | None:
     """A producer looks before the worker parks and commits after it has: seconds until the job runs, None when lost."""
     runs = Runs(queue)
     with connect() as early, connect(autocommit=True) as observer:
-        job = producer.enqueue(Ring(), conn=early).id
+        job = producer.enqueue(Ping(), conn=early).id
         with working(queue, poll=3600):
             parked(observer)
             time.sleep(0.2)
@@ -109,7 +87,7 @@ def slow_listener(
     listened = venturi.Queue(queue.schema, dsn=queue.store.dsn, listen_dsn=proxy.dsn)
     listened.handler(t.cast(t.Any, runs._handle))  # pyright: ignore[reportPrivateUsage]
     with connect(autocommit=True) as observer, working(listened, poll=3600):
-        due = producer.enqueue(Ring(), delay=dt.timedelta(seconds=0.6)).id
+        due = producer.enqueue(Ping(), delay=dt.timedelta(seconds=0.6)).id
         time.sleep(0.2)
         parked(observer)
         proxy.hold()
@@ -117,7 +95,7 @@ def slow_listener(
         time.sleep(0.3)
         proxy.resume()
         time.sleep(0.3)
-        delay = runs.delay(producer.enqueue(Ring()).id, time.monotonic())
+        delay = runs.delay(producer.enqueue(Ping()).id, time.monotonic())
     listened.close()
     return delay
 
@@ -140,11 +118,11 @@ class Scene:
     def play(self, runs: Runs) -> list[float | None]:
         """One pair, and silence until both have run."""
         pause, hold = self._random.random() * 0.002, self._random.choice((0.0, 0.0, 0.003, 0.04))
-        first = self._producer.enqueue(Ring(), conn=self._quick).id
+        first = self._producer.enqueue(Ping(), conn=self._quick).id
         self._quick.commit()
         began = time.monotonic()
         time.sleep(pause)
-        second = self._producer.enqueue(Ring(), conn=self._slow).id
+        second = self._producer.enqueue(Ping(), conn=self._slow).id
         time.sleep(hold * self._random.random())
         self._slow.commit()
         return [runs.delay(first, began), runs.delay(second, time.monotonic())]
@@ -201,12 +179,12 @@ def test_busy_workers_are_not_notified(queue: venturi.Queue, producer: venturi.Q
     started, go = threading.Event(), threading.Event()
 
     @queue.handler
-    def handle(task: Ring) -> None:
+    def handle(task: Ping) -> None:
         started.set()
         go.wait(20)
 
     with connect(autocommit=True) as ear, working(queue, concurrency=1, poll=3600):
-        producer.enqueue(Ring())
+        producer.enqueue(Ping())
         assert started.wait(5)
         eventually(lambda: parked_sessions(ear) == 0, what="the worker has left its parking place")
         ear.execute(sql.Sql(queue.schema)(sql.LISTEN))
@@ -233,7 +211,7 @@ def test_most_commits_do_not_notify_workers_that_keep_up(
         ear.execute(sql.Sql(queue.schema)(sql.LISTEN))
         _enqueue_from_threads(producer, threads=8, each=125)
         assert heard(ear) < 500
-        assert runs.delay(producer.enqueue(Ring()).id, time.monotonic()) is not None
+        assert runs.delay(producer.enqueue(Ping()).id, time.monotonic()) is not None
 
 
 @venturi.task("bell.other")
@@ -253,7 +231,7 @@ def test_a_worker_of_other_kinds_is_not_notified(
         producer.enqueue(Other())
         producer.enqueue_many([Other()] * 3)
         assert heard(ear) == 0
-        assert runs.delay(producer.enqueue_many([Other(), Ring()])[1].id, time.monotonic()) is not None
+        assert runs.delay(producer.enqueue_many([Other(), Ping()])[1].id, time.monotonic()) is not None
         assert heard(ear) > 0
 
 
@@ -304,10 +282,10 @@ def test_a_notification_wakes_no_worker_of_other_kinds(
         monkeypatch.setattr(Looks, "called", noted)
         for _ in range(3):
             parked(observer, 2)
-            assert runs.delay(producer.enqueue(Ring()).id, time.monotonic()) is not None
+            assert runs.delay(producer.enqueue(Ping()).id, time.monotonic()) is not None
         assert len(called) == 1
         parked(observer, 2)
-        producer.enqueue_many([Other(), Ring()])
+        producer.enqueue_many([Other(), Ping()])
         assert began.wait(5)
         assert len(called) == 2
     other.close()
@@ -340,10 +318,10 @@ def test_a_producer_that_cannot_enter_notifies(queue: venturi.Queue, producer: v
     with connect() as sleeper, connect(autocommit=True) as ear:
         assert sleeper.execute(statements(sql.QUIET)).fetchall() == [(True,)]
         ear.execute(statements(sql.LISTEN))
-        producer.enqueue(Ring())
+        producer.enqueue(Ping())
         assert heard(ear) == 1
         sleeper.rollback()
-        producer.enqueue(Ring())
+        producer.enqueue(Ping())
         assert heard(ear) == 0
 
 
@@ -361,7 +339,7 @@ def heard(connection: psycopg.Connection[t.Any]) -> int:
 def _enqueue_from_threads(producer: venturi.Queue, *, threads: int, each: int) -> None:
     def enqueue() -> None:
         for _ in range(each):
-            producer.enqueue(Ring())
+            producer.enqueue(Ping())
 
     running = [threading.Thread(target=enqueue) for _ in range(threads)]
     for thread in running:

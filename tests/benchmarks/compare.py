@@ -14,12 +14,13 @@ import sys
 import time
 
 import psycopg
-from psycopg import conninfo
 
 import venturi
 from venturi.bench.measures import percentiles
 from venturi.bench.settings import describe
 from venturi.bench.tasks import CHUNK, Noop, chunks
+
+from .ground import fresh
 
 __all__ = ["main", "whole_chunks"]
 
@@ -41,15 +42,6 @@ class Runs:
         while len(self.began) < count:
             time.sleep(interval)
         return self.began[-1]
-
-
-def fresh(admin: str, name: str) -> str:
-    """An empty database of that name; its connection string."""
-    with psycopg.connect(admin, autocommit=True) as connection:
-        print(json.dumps(describe(connection)), file=sys.stderr)
-        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-    return conninfo.make_conninfo(admin, dbname=name)
 
 
 def measure(dsn: str, jobs: int, concurrency: int, latency: int) -> dict[str, object]:
@@ -106,6 +98,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--latency", type=int, default=200)
     parser.add_argument("--database", default="bench_venturi", help="made anew (default: bench_venturi)")
     options = parser.parse_args(arguments)
+    with psycopg.connect(options.dsn, autocommit=True) as connection:
+        print(json.dumps(describe(connection)), file=sys.stderr)
     dsn = fresh(options.dsn, options.database)
     figures = measure(dsn, options.jobs, options.concurrency, options.latency)
     print(json.dumps({"peer": "venturi", **figures}), flush=True)

@@ -19,7 +19,7 @@ from venturi.bench.settings import describe
 
 __all__ = [
     "ANY", "CLAIM", "RECOVERY", "SCHEMA", "SETTLE", "STRANGER",
-    "Cost", "Rows", "Site", "database", "parser", "server", "show", "table",
+    "Cost", "Rows", "Site", "database", "drop", "fresh", "parser", "server", "show", "table",
 ]  # fmt: skip
 
 SETTINGS = {
@@ -239,18 +239,25 @@ def server(dsn: str | None, **settings: str) -> cabc.Generator[str]:
 def database(admin: str, name: str = "bench_growth") -> cabc.Generator[Site]:
     """A queue in a fresh database of that name, which is dropped in the end."""
 
-    def recreate(create: bool) -> None:
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-            if create:
-                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-
-    recreate(create=True)
     try:
-        with contextlib.closing(Site(conninfo.make_conninfo(admin, dbname=name))) as site:
+        with contextlib.closing(Site(fresh(admin, name))) as site:
             yield site
     finally:
-        recreate(create=False)
+        drop(admin, name)
+
+
+def fresh(admin: str, name: str) -> str:
+    """An empty database of that name; its connection string."""
+    drop(admin, name)
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    return conninfo.make_conninfo(admin, dbname=name)
+
+
+def drop(admin: str, name: str) -> None:
+    """Drop the database of that name, if there is one, whoever uses it."""
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def parser(name: str, description: str | None, *, dsn: bool = True) -> argparse.ArgumentParser:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import collections.abc as cabc
 import itertools
-import json
 import statistics
 import typing as t
 
 from venturi.bench.options import Options
 from venturi.bench.program import measure
+
+from . import ground
 
 __all__ = ["main"]
 
@@ -56,11 +57,6 @@ def main(arguments: list[str]) -> None:
             lambda line: None,
         )  # fmt: skip
         if not found:
-            print(json.dumps(result.settings), flush=True)
+            ground.show(result.settings)
         found.setdefault(row, []).append(result.figures["drain"]["per_s"])
-    for cells in (
-        TITLES,
-        ["---:"] * len(TITLES),
-        *((*row, round(statistics.median(own))) for row, own in found.items()),
-    ):
-        print(f"| {' | '.join(map(str, cells))} |")
+    ground.table([dict(zip(TITLES, (*row, round(statistics.median(own))), strict=True)) for row, own in found.items()])

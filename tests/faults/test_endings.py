@@ -194,7 +194,7 @@ def test_a_child_that_was_forked_between_enqueues_of_other_threads_enqueues(site
     assert site.accounted("pending") == {}
 
 
-GEVENT = """
+GREENLETS = """
 from gevent import monkey
 monkey.patch_all()
 import time
@@ -208,9 +208,9 @@ def tick():
         gevent.sleep(0.005)
 
 ticker = gevent.spawn(tick)
-gevent.joinall([gevent.spawn(enqueue, Deed()) for _ in range(40)], raise_error=True)
-with queue.store.borrowed(None) as conn:
-    conn.execute("SELECT pg_sleep(1)")
+"""
+
+TICKED = """
 waits = [later - sooner for sooner, later in zip(ticks, ticks[1:])]
 print("longest wait", max(waits), flush=True)
 assert max(waits) < 0.5
@@ -218,37 +218,25 @@ ticker.kill()
 queue.close()
 """
 
+GEVENT = """
+gevent.joinall([gevent.spawn(enqueue, Deed()) for _ in range(40)], raise_error=True)
+with queue.store.borrowed(None) as conn:
+    conn.execute("SELECT pg_sleep(1)")
+"""
 
 GEVENT_WORKER = """
-from gevent import monkey
-monkey.patch_all()
-import time
-import gevent
-from faults.wsgi import Deed, enqueue, queue
-
-ticks = []
-def tick():
-    while True:
-        ticks.append(time.monotonic())
-        gevent.sleep(0.005)
-
-ticker = gevent.spawn(tick)
 with queue.work(block=False) as worker:
     gevent.joinall([gevent.spawn(enqueue, Deed("sleep", 0.05)) for _ in range(40)], raise_error=True)
     while queue.stats().kinds:
         gevent.sleep(0.01)
 print(worker.join(), flush=True)
-waits = [later - sooner for sooner, later in zip(ticks, ticks[1:])]
-assert max(waits) < 0.5
-ticker.kill()
-queue.close()
 """
 
 
 def test_a_worker_among_greenlets_works_and_stops(site: Site) -> None:
     """Its threads are greenlets then, and so are its handlers; nothing blocks the others (case 136)."""
     pytest.importorskip("gevent")
-    script(site, GEVENT_WORKER, begin="")
+    script(site, GREENLETS + GEVENT_WORKER + TICKED, begin="")
     site.ends()
     assert site.accounted("completed") == {"completed": 41}
 
@@ -259,6 +247,6 @@ def test_greenlets_enqueue_without_blocking_others(site: Site) -> None:
     Case 136.
     """
     pytest.importorskip("gevent")
-    script(site, GEVENT, begin="")
+    script(site, GREENLETS + GEVENT + TICKED, begin="")
     site.ends()
     site.accounted("pending")

@@ -42,6 +42,22 @@ def requests(site: Site, count: int = 20) -> set[int]:
     return {site.ask(("/conn", "/pool")[number % 2])["pid"] for number in range(count)}
 
 
+def reloaded_and_ended(site: Site, end: signal.Signals) -> set[str]:
+    """Change the processes by SIGHUP and end them, each time while a job runs; the jobs that ran."""
+    first = site.working()
+    requests(site)
+    job = site.ask("/pool?seconds=2")["job"]
+    assert site.begun(job).pid in first
+    site.process.send_signal(signal.SIGHUP)
+    eventually(lambda: len(site.working() - first) == 2 and not site.pids() & first, 15, what="the reload is over")
+    assert requests(site) <= site.working()
+    running = site.ask("/conn?seconds=1")["job"]
+    site.begun(running)
+    site.process.send_signal(end)
+    site.ends()
+    return {job, running}
+
+
 KINDS = [("sync", True), ("sync", False), ("gthread", True), ("gthread", False)]
 
 
@@ -52,20 +68,10 @@ def test_gunicorn_reloads_and_stops_in_order(site: Site, kind: str, preload: boo
     Case 134.
     """
     gunicorn(site, kind=kind, preload_app=preload)
-    first = site.working()
-    requests(site)
-    job = site.ask("/pool?seconds=2")["job"]
-    assert site.begun(job).pid in first
-    site.process.send_signal(signal.SIGHUP)
-    eventually(lambda: len(site.working() - first) == 2 and not site.pids() & first, 15, what="the reload is over")
-    assert requests(site) <= site.working()
-    running = site.ask("/conn?seconds=1")["job"]
-    site.begun(running)
-    site.process.send_signal(signal.SIGTERM)
-    site.ends()
+    jobs = reloaded_and_ended(site, signal.SIGTERM)
     outcomes = site.accounted()
     assert set(outcomes) <= {"completed", "released"}
-    assert {str(each.job) for each in site.effects() if each.what == "end"} >= {job, running}
+    assert {str(each.job) for each in site.effects() if each.what == "end"} >= jobs
 
 
 @pytest.mark.parametrize("kind", ["sync", "gthread"])
@@ -206,19 +212,9 @@ def uwsgi(site: Site, *options: str) -> None:
 def test_uwsgi_reloads_and_stops_in_order(site: Site, options: list[str]) -> None:
     """SIGHUP changes the processes and SIGINT ends them: Python's own end stops the worker in each of them."""
     uwsgi(site, *options)
-    first = site.working()
-    requests(site)
-    job = site.ask("/pool?seconds=2")["job"]
-    assert site.begun(job).pid in first
-    site.process.send_signal(signal.SIGHUP)
-    eventually(lambda: len(site.working() - first) == 2 and not site.pids() & first, 15, what="the reload is over")
-    assert requests(site) <= site.working()
-    running = site.ask("/conn?seconds=1")["job"]
-    site.begun(running)
-    site.process.send_signal(signal.SIGINT)
-    site.ends()
+    jobs = reloaded_and_ended(site, signal.SIGINT)
     site.accounted()
-    assert {str(each.job) for each in site.effects() if each.what == "end"} >= {job, running}
+    assert {str(each.job) for each in site.effects() if each.what == "end"} >= jobs
 
 
 def test_uwsgi_replaces_a_killed_process_and_its_jobs_run_again(site: Site) -> None:
