@@ -364,7 +364,7 @@ def test_an_applied_migration_whose_file_has_changed_is_named(dsn: str, fresh: s
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ("UPDATE {schema}.migrations SET name = 'garbage' WHERE name ~ '^0001'", "'garbage'"),
+        ("UPDATE {schema}.migrations SET name = 'garbage' WHERE name ~ '^0002'", "'garbage'"),
         ("UPDATE {schema}.migrations SET name = '0001.other' WHERE name ~ '^0001'", "'0001.other'"),
         ("UPDATE {schema}.migrations SET checksum = 'x' WHERE name ~ '^0001'", f"'{NAMES[0]}'"),
         ("INSERT INTO {schema}.migrations (name, checksum) VALUES ('0001.twice', 'x')", "'0001.twice'"),

@@ -26,7 +26,7 @@ from venturi.store import migrate
 from venturi.store.claiming import Ask, Claim
 from venturi.store.claiming_sql import CLAIM, CLAIM_MANY, NEXT_DUE
 from venturi.store.connections import Session
-from venturi.store.looking_sql import CLEANUP, JOBS_OF
+from venturi.store.looking_sql import CLEANUP, JOBS_BETWEEN, JOBS_OF
 from venturi.store.sql import Sql
 from venturi.worker.lanes import Lanes
 from venturi.worker.marks import Marks
@@ -370,6 +370,21 @@ def test_unfinished_and_dead_jobs_are_listed_without_a_look_at_history(
         assert jobs == (100 if status == "pending" else 0)
         assert buffers <= 20 * (jobs or 5)
         session.execute(sql.SQL("ANALYZE {schema}.jobs, {schema}.live").format(**names))
+
+
+@pytest.mark.parametrize("since", ["9000-01-01", None], ids=["few", "many"])
+def test_jobs_that_finished_in_a_span_are_listed_without_a_look_at_all_history(
+    schema: str, session: Session, since: str | None
+) -> None:
+    """Few are looked up one by one, and of many the newest make a page; neither reads every job (case 167)."""
+    names = {"schema": sql.Identifier(schema), "count": sql.Literal(50_000), "kind": sql.Literal(KIND)}
+    session.execute(sql.SQL(_FINISHED).format(**names))
+    page = (*[None] * 6, since, since, *[None] * 2, 100)
+    for _ in range(2):
+        buffers, jobs = explained(session, Sql(schema)(JOBS_BETWEEN), (since, None, *page, *page))
+        assert jobs == (0 if since else 100)
+        assert buffers <= (50 if since else 12_000)
+        session.execute(sql.SQL("ANALYZE {schema}.jobs, {schema}.live, {schema}.journal").format(**names))
 
 
 @pytest.mark.conformance(218)

@@ -46,12 +46,13 @@ class Looking:
         """Jobs by falling id."""
         names = None if kinds is None else list(kinds)
         page = (names, names, before, before, since, since, until, until, limit)
+        statement, parameters = looking_sql.JOBS, (status, status, *page)
         if status in looking_sql.JOBS_OF:
-            # Unprepared, so that the plan is made for this page.
-            rows = run(connection, self._sql(looking_sql.JOBS_OF[status]), page, prepare=False)
-        else:
-            rows = run(connection, self._sql(looking_sql.JOBS), (status, status, *page))
-        return [_job(row) for row in rows.fetchall()]
+            statement, parameters = looking_sql.JOBS_OF[status], page
+        elif since is not None or until is not None:
+            statement, parameters = looking_sql.JOBS_BETWEEN, (since, until, *parameters, *parameters)
+        # Unprepared, so that the plan is made for this page.
+        return [_job(row) for row in run(connection, self._sql(statement), parameters, prepare=False).fetchall()]
 
     def journal(self, connection: Connection, id: uuid.UUID, newest: int | None = None) -> list[Entry]:
         """A job's entries, oldest first; all of them, or the newest ones."""

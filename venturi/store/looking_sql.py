@@ -8,6 +8,7 @@ __all__ = [
     "CLEANUP",
     "JOB",
     "JOBS",
+    "JOBS_BETWEEN",
     "JOBS_OF",
     "JOURNAL",
     "PENDING",
@@ -68,6 +69,21 @@ _PAGE = """(%s::text[] IS NULL OR kind = ANY (%s)) AND (%s::uuid IS NULL OR id <
 
 JOBS = f"{_JOB} WHERE (%s::text IS NULL OR status = %s) AND {_PAGE}"
 
+# Jobs that finished between two instants. Where few have, journal_finished finds them; where many have, a page of them
+# is soon full, from the newest job on.
+JOBS_BETWEEN = f"""
+WITH ended AS MATERIALIZED (
+  SELECT e.job_id FROM {{q}}.journal e
+   WHERE e.outcome IN (0, 3, 7) AND e.recorded_at >= coalesce(%s, '-infinity'::timestamptz)
+     AND e.recorded_at < coalesce(%s, 'infinity'::timestamptz)
+   LIMIT 10001),
+few AS (SELECT count(*) < 10001 AS few FROM ended)
+(SELECT j.* FROM (SELECT DISTINCT job_id FROM ended WHERE (SELECT few FROM few)) e
+  CROSS JOIN LATERAL ({_JOB} WHERE id = e.job_id LIMIT 1) j
+  WHERE (%s::text IS NULL OR status = %s) AND {_PAGE})
+UNION ALL
+({_JOB} WHERE NOT (SELECT few FROM few) AND (%s::text IS NULL OR status = %s) AND {_PAGE})"""
+
 # Jobs of these statuses are looked for where they are, and not in all of history.
 JOBS_OF = {
     status: f"{_JOB} WHERE id IN (SELECT id FROM ({rows}) found WHERE {_PAGE}) ORDER BY id DESC"
@@ -75,6 +91,7 @@ JOBS_OF = {
         ("pending", "SELECT id, kind, NULL::timestamptz AS finished_at FROM {q}.live WHERE owner IS NULL"),
         ("claimed", "SELECT id, kind, NULL::timestamptz AS finished_at FROM {q}.live WHERE owner IS NOT NULL"),
         ("dead", "SELECT id, kind, died_at AS finished_at FROM {q}.dead"),
+        ("cancelled", "SELECT job_id AS id, kind, recorded_at AS finished_at FROM {q}.journal WHERE outcome = 7"),
     )
 }
 

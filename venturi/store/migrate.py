@@ -37,7 +37,7 @@ from venturi.store.connections import migrate_command
 
 __all__ = ["VERSION", "Status", "check", "migrate", "script", "status"]
 
-VERSION: t.Final = 1
+VERSION: t.Final = 2
 """The schema version that this library was made for: the number of its newest migration."""
 
 WAIT = 60.0
