@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc as cabc
 import datetime as dt
 import itertools
+import logging
 import threading
 import time
 import typing as t
@@ -21,6 +22,7 @@ from psycopg import sql
 import venturi
 from venturi.store import connections
 from venturi.store.connections import Session
+from venturi.worker import maintainer
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[tuple[t.Any, ...]]]
 
@@ -203,14 +205,38 @@ def test_without_the_database_the_lease_is_lost_by_the_clock(queue: venturi.Queu
 def test_a_run_past_its_timeout_is_told_and_settled_by_what_it_returns(queue: venturi.Queue, task: type) -> None:
     """ctx.cancelled is set with reason timeout at that time; a handler that then ends is settled as it ended."""
     gate = Gate(queue, task, listens=True)
+    asked = time.monotonic()
     id_ = queue.enqueue(task()).id
     with working(queue, lease=60):
         reason, at = gate.reason()
         gate.open()
         (entry,) = until(queue, id_, "completed")
     assert reason == "timeout"
-    assert 0.2 <= at - gate.began < 0.35
+    assert at - asked >= 0.2
+    assert at - gate.began < 0.35
     assert entry.note == "late"
+
+
+def test_a_run_that_does_not_end_is_reported_at_ever_longer_intervals(
+    queue: venturi.Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that hangs without a timeout is named with its thread, and not at every renewal (case 025)."""
+    monkeypatch.setattr(maintainer, "LONG_RUN", 0.3)
+    gate = Gate(queue)
+    id_ = queue.enqueue(Step()).id
+
+    def reports() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if "has not ended" in record.getMessage()]
+
+    with working(queue, lease=1):
+        eventually(lambda: len(reports()) == 3)
+        assert time.monotonic() - gate.began >= 0.3 * 4
+        gate.open()
+        ended(queue, id_)
+    text = reports()[0].getMessage()
+    assert str(id_) in text
+    assert "venturi-" in text
+    assert reports()[0].levelno == logging.WARNING
 
 
 @pytest.mark.conformance(161)

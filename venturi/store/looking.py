@@ -45,7 +45,7 @@ class Looking:
     ) -> list[Job]:
         """Jobs by falling id."""
         names = None if kinds is None else list(kinds)
-        page = (names, names, before, before, since, since, until, until, limit)
+        page: tuple[object, ...] = (names, names, before, before, since, since, until, until, limit)
         statement, parameters = looking_sql.JOBS, (status, status, *page)
         if status in looking_sql.JOBS_OF:
             statement, parameters = looking_sql.JOBS_OF[status], page

@@ -127,7 +127,8 @@ class Coordinator:
         self._claims = False
         self._ended.extend(self._recordable(self._inbox.take(0)[0]))
         self._unlock()
-        stragglers = [run for run in self._flight.all() if run not in self._ended]
+        settling = set(self._ended)
+        stragglers = [run for run in self._flight.all() if run not in settling]
         released: list[Run] = []
 
         def last_turn() -> None:

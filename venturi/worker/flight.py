@@ -23,6 +23,8 @@ class Run:
     Attributes:
         thread: Name of the thread that runs its handler; empty while it waits for one.
         ending: How it ended; None while it runs, and when nothing is to be recorded.
+        renewed_from: When its claim was first renewed, on the monotonic clock; None when it never was.
+        reports: How often it was reported for taking long.
     """
 
     claim: Claim
@@ -30,6 +32,8 @@ class Run:
     signal: RunSignal
     thread: str = ""
     ending: Ending | None = None
+    renewed_from: float | None = None
+    reports: int = 0
 
     def tags(self, worker: uuid.UUID) -> dict[str, object]:
         """What log records say of the run, as ``extra``."""
@@ -84,16 +88,19 @@ class Inbox:
 
     def put(self, run: Run) -> None:
         """Hand over a run that has ended."""
-        if self._late is None:
-            self._queue.put(run)
-        else:
-            self._late(run)
+        self._queue.put(run)
+        self._pass_on()
 
     def close(self, late: Callable[[Run], None]) -> None:
         """Nobody takes anything from now on; runs that end later go to ``late``, on the thread of their slot."""
         self._late = late
-        for run in self.take(0)[0]:
-            late(run)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        # After the run is in the queue, so that none stays there however close() and put() fall together.
+        if self._late is not None:
+            for run in self.take(0)[0]:
+                self._late(run)
 
     def call(self) -> None:
         """Make the coordinator look up; many calls before it does are one."""

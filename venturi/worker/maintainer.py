@@ -34,6 +34,10 @@ logger: Log = log("venturi.worker")
 LOOK_EVERYWHERE = 20
 """Every so many recoveries look at all live rows, in case a claim stands where none is expected."""
 
+LONG_RUN = 600.0
+"""Seconds after which a run is reported, and again whenever it has taken twice as long: one that hangs shows nowhere
+else, since its claim is renewed like any other."""
+
 
 class Maintainer:
     """Maintains one worker's claims.
@@ -131,8 +135,21 @@ class Maintainer:
             run = runs[key]
             if renewed:
                 run.signal.lease_end = sent + self._settings.lease
+                self._watch(run, sent)
             elif not ours and self._flight.holds(run):
                 self._lost(run)
+
+    def _watch(self, run: Run, now: float) -> None:
+        if run.renewed_from is None:
+            run.renewed_from = now
+        lasted = now - run.renewed_from
+        if run.thread and lasted >= LONG_RUN * 2**run.reports:
+            run.reports += 1
+            logger.warning(
+                "job %s of kind %s: run %d has not ended after %d s on thread %s",
+                run.claim.key, run.claim.kind, run.claim.run_count, lasted, run.thread,
+                extra=run.tags(self._claiming.owner),
+            )  # fmt: skip
 
     def _lost(self, run: Run) -> None:
         if run.signal.reason is None:
