@@ -16,6 +16,7 @@ from fixtures.sqltext import on
 from fixtures.work import ended, working
 
 import venturi
+from venturi.store import looking
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -130,6 +131,19 @@ def test_unfinished_jobs_are_never_deleted(queue: venturi.Queue, finished: list[
     assert queue.cleanup(finished_before=LATER) == 3
     assert left(queue) == {pending, claimed, finished[1]}
     assert [entry.outcome for entry in queue.journal(finished[1])] == ["dead", "requeued"]
+
+
+@pytest.mark.conformance(217)
+def test_jobs_that_are_held_keep_no_others_from_going(
+    queue: venturi.Queue, finished: list[uuid.UUID], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleanup goes on behind them, though they are more than it deletes at a time (case 160)."""
+    monkeypatch.setattr(looking, "CLEANUP_BATCH", 1)
+    with connect() as operator:
+        held = [finished[0], finished[1]]
+        operator.execute(on(queue.schema, "SELECT FROM {schema}.jobs WHERE id = ANY (%s) FOR UPDATE"), [held])
+        assert queue.cleanup(finished_before=LATER) == 2
+    assert left(queue) == set(held)
 
 
 @pytest.mark.conformance(217, 218)

@@ -251,6 +251,22 @@ def test_pages_neither_skip_nor_repeat_while_jobs_come_and_go(queue: venturi.Que
     assert {*ids} - gone <= {*listed} <= {*ids}
 
 
+def test_no_plan_is_kept_on_a_connection_that_looks_for_jobs(queue: venturi.Queue, connect: Connect) -> None:
+    """One from a nearly empty table would read all of it later, when the same connection asks again."""
+    caller = connect()
+    job = queue.enqueue(Beta()).id
+    for _ in range(7):
+        queue.job(job, conn=caller)
+        queue.jobs(conn=caller)
+        queue.jobs(status="pending", conn=caller)
+        queue.journal(job, conn=caller)
+        queue.cancel(uuid.uuid4(), conn=caller)
+        queue.requeue(job, conn=caller)
+        queue.requeue_many(conn=caller)
+    prepared = caller.execute("SELECT statement FROM pg_prepared_statements WHERE statement LIKE %s", ["%jobs%"])
+    assert prepared.fetchall() == []
+
+
 @pytest.mark.conformance(212)
 def test_finished_since_is_inclusive_and_finished_until_is_not(
     queue: venturi.Queue, history: dict[str, uuid.UUID]

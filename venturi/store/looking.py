@@ -22,14 +22,18 @@ FINISHED: dict[str, int] = {"completed": 0, "dead": 3, "cancelled": 7}
 
 
 class Looking:
-    """The operators' statements of one queue."""
+    """The operators' statements of one queue.
+
+    Those that look for jobs are never prepared: a plan that was kept from a nearly empty table would read all of it
+    later, and a caller's session is not ours to set.
+    """
 
     def __init__(self, statements: sql.Sql) -> None:
         self._sql = statements
 
     def job(self, connection: Connection, id: uuid.UUID) -> Job | None:
         """One job as it stands; None when the id is unknown."""
-        rows = run(connection, self._sql(looking_sql.JOB), (id,)).fetchall()
+        rows = run(connection, self._sql(looking_sql.JOB), (id,), prepare=False).fetchall()
         return _job(rows[0]) if rows else None
 
     def jobs(
@@ -51,12 +55,11 @@ class Looking:
             statement, parameters = looking_sql.JOBS_OF[status], page
         elif since is not None or until is not None:
             statement, parameters = looking_sql.JOBS_BETWEEN, (since, until, *parameters, *parameters)
-        # Unprepared, so that the plan is made for this page.
         return [_job(row) for row in run(connection, self._sql(statement), parameters, prepare=False).fetchall()]
 
     def journal(self, connection: Connection, id: uuid.UUID, newest: int | None = None) -> list[Entry]:
         """A job's entries, oldest first; all of them, or the newest ones."""
-        rows = run(connection, self._sql(looking_sql.JOURNAL), (id, newest)).fetchall()
+        rows = run(connection, self._sql(looking_sql.JOURNAL), (id, newest), prepare=False).fetchall()
         return [_entry(row) for row in rows]
 
     def stats(self, connection: Connection) -> Stats:
@@ -94,8 +97,8 @@ class Looking:
     ) -> int:
         """Send dead jobs back, the longest dead first; how many. Inside a transaction."""
         names = None if kinds is None else list(kinds)
-        rows = run(connection, self._sql(looking_sql.REQUEUE), (id, id, names, names, limit, delay)).fetchall()
-        number, sent = rows[0]
+        parameters = (id, id, names, names, limit, delay)
+        ((number, sent),) = run(connection, self._sql(looking_sql.REQUEUE), parameters, prepare=False).fetchall()
         if number:
             run(connection, self._sql(sql.RUNG), self._sql.rung(sent))
         return int(number)

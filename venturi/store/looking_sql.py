@@ -133,7 +133,7 @@ SELECT NULL, 0, 0, 0, 0, NULL, false, (SELECT count(*) FROM working)
 # a sort, for every finished job there is. A dead job goes only with its grave, which a requeue that this snapshot does
 # not see holds or has taken away.
 CLEANUP = """
-WITH ended AS MATERIALIZED (
+WITH ended AS (
   SELECT e.job_id, e.outcome FROM (
     SELECT o.job_id, o.id, o.outcome FROM {q}.journal o
      WHERE o.outcome IN (0, 3, 7) AND o.outcome = ANY (%s::smallint[]) AND o.recorded_at < %s
@@ -141,15 +141,15 @@ WITH ended AS MATERIALIZED (
      ORDER BY o.recorded_at) e
    WHERE NOT EXISTS (SELECT FROM {q}.live l WHERE l.id = e.job_id OFFSET 0)
      AND NOT EXISTS (SELECT FROM {q}.journal n
-                      WHERE n.job_id = e.job_id AND n.id > e.id AND n.outcome IN (0, 3, 7, 8) OFFSET 0)
-   LIMIT %s),
+                      WHERE n.job_id = e.job_id AND n.id > e.id AND n.outcome IN (0, 3, 7, 8) OFFSET 0)),
 doomed AS MATERIALIZED (
   SELECT j.id FROM ended e CROSS JOIN LATERAL (
     SELECT b.id FROM {q}.jobs b WHERE b.id = e.job_id LIMIT 1 FOR UPDATE SKIP LOCKED) j
     LEFT JOIN LATERAL (
       SELECT true AS held FROM {q}.dead d WHERE e.outcome = 3 AND d.id = e.job_id LIMIT 1
          FOR UPDATE SKIP LOCKED) g ON true
-   WHERE e.outcome <> 3 OR g.held),
+   WHERE e.outcome <> 3 OR g.held
+   LIMIT %s),
 bodies AS (DELETE FROM {q}.jobs b WHERE b.id = ANY (ARRAY(SELECT id FROM doomed)) RETURNING 1),
 entries AS (DELETE FROM {q}.journal e WHERE e.job_id = ANY (ARRAY(SELECT id FROM doomed))),
 graves AS (DELETE FROM {q}.dead d WHERE d.id = ANY (ARRAY(SELECT id FROM doomed)))
