@@ -13,7 +13,7 @@ from fixtures.program import Programs
 from fixtures.sqltext import on
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
-from opentelemetry import context, metrics, trace
+from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -355,6 +355,24 @@ def test_a_stored_trace_context_that_makes_no_sense_is_ignored(
         until(queue, job, "completed")
         (run,) = eventually(lambda: sdk.spans("process send.mail"))
     assert not run.links
+
+
+@pytest.mark.conformance(223)
+@pytest.mark.parametrize("value", ["a\x00b", "\ud800", b"bytes", object(), "x" * 20_000_000])
+def test_headers_of_any_kind_fail_no_enqueue(
+    queue: venturi.Queue, sdk: Sdk, connect: Connect, monkeypatch: pytest.MonkeyPatch, value: t.Any
+) -> None:
+    """What a propagator of the program's writes is stored as text of bounded length (case 172)."""
+
+    def inject(carrier: dict[str, t.Any], *_: object) -> None:
+        carrier["x-trace"] = value
+
+    monkeypatch.setattr(propagate, "inject", inject)
+    with connect() as caller:
+        queue.enqueue(Letter(), conn=caller)
+        queue.enqueue_many([Letter()], conn=caller)
+        query = on(queue.schema, "SELECT DISTINCT length(trace::text) BETWEEN 1 AND 10000 FROM {schema}.jobs")
+        assert caller.execute(query).fetchall() == [(True,)]
 
 
 WITHOUT_SDK = """

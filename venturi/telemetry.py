@@ -1,8 +1,9 @@
 """Spans and metrics through the OpenTelemetry API; without an SDK they cost next to nothing and go nowhere.
 
 Names follow the semantic conventions for messaging; the queue's schema is the destination. Whatever the telemetry
-does, a raising tracer included, it never changes the outcome of an enqueue or a run. Counters follow the commit. The
-gauges are read from one snapshot of the queue per collection, by processes with a running worker.
+does, a raising tracer included, it never changes the outcome of an enqueue or a run. Counters follow the commit, but
+for enqueues in a caller's transaction, whose end is not seen. The gauges are read from one snapshot of the queue per
+collection, by processes with a running worker.
 
 =========================================  =========  =====================================================
 name                                       kind       recorded
@@ -41,6 +42,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
 
 from venturi.log import Log, log
+from venturi.text import note
 from venturi.values import KindStats, Stats
 
 __all__ = ["Telemetry"]
@@ -160,7 +162,7 @@ class Telemetry:
         span = self._start(f"process {kind}", trace.SpanKind.CONSUMER, attributes, self._links(headers))
         token: t.Any = None
         with suppress(Exception):
-            if span is not None and span.get_span_context().is_valid:
+            if span.get_span_context().is_valid:
                 token = otel_context.attach(trace.set_span_in_context(span))
         try:
             yield lambda outcome: self._outcome(span, outcome)
@@ -190,22 +192,23 @@ class Telemetry:
 
     def _start(
         self, name: str, kind: trace.SpanKind, attributes: Attributes, links: list[trace.Link] | None = None
-    ) -> trace.Span | None:
+    ) -> trace.Span:
         try:
             tracer = t.cast(trace.Tracer, self._tracer)
             return tracer.start_span(name, kind=kind, attributes=self._named(attributes), links=links)
         except Exception:
             logger.debug("a span could not be started", exc_info=True)
-            return None
+            return trace.INVALID_SPAN
 
-    def _headers(self, span: trace.Span | None) -> str | None:
-        if span is None:
-            return None
+    def _headers(self, span: trace.Span) -> str | None:
         headers: dict[str, str] = {}
         with suppress(Exception):
             if span.get_span_context().is_valid:
                 propagate.inject(headers, trace.set_span_in_context(span))
-        return json.dumps(headers) if headers else None
+                if headers:
+                    # A propagator of the program's may write anything: what is no text to store would fail the enqueue.
+                    return json.dumps({note(name): note(value) for name, value in headers.items()})
+        return None
 
     def _links(self, headers: str | None) -> list[trace.Link]:
         if headers is None:
@@ -215,24 +218,21 @@ class Telemetry:
             return [trace.Link(remote)] if remote.is_valid else []
         return []
 
-    def _outcome(self, span: trace.Span | None, outcome: str) -> None:
-        if span is not None:
-            with suppress(Exception):
-                span.set_attribute("venturi.outcome", outcome)
-                if outcome in ("retried", "dead"):
-                    span.set_status(trace.StatusCode.ERROR)
-
-    def _fail(self, span: trace.Span | None, error: BaseException) -> None:
-        if span is not None:
-            with suppress(Exception):
-                # The type alone: an error's text may quote the payload.
-                span.set_attribute("error.type", type(error).__qualname__)
+    def _outcome(self, span: trace.Span, outcome: str) -> None:
+        with suppress(Exception):
+            span.set_attribute("venturi.outcome", outcome)
+            if outcome in ("retried", "dead"):
                 span.set_status(trace.StatusCode.ERROR)
 
-    def _end(self, span: trace.Span | None) -> None:
-        if span is not None:
-            with suppress(Exception):
-                span.end()
+    def _fail(self, span: trace.Span, error: BaseException) -> None:
+        with suppress(Exception):
+            # The type alone: an error's text may quote the payload.
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(trace.StatusCode.ERROR)
+
+    def _end(self, span: trace.Span) -> None:
+        with suppress(Exception):
+            span.end()
 
 
 class _Gauges:
