@@ -386,6 +386,19 @@ def test_a_malformed_record_is_named(
         assert fresh in str(raised.value)
 
 
+def test_a_database_that_cannot_hold_every_text_is_refused(
+    dsn: str, connection: psycopg.Connection, fresh: str
+) -> None:
+    """An enqueue in it would fail by what the payload holds, inside the caller's transaction (case 001)."""
+    name = sql.Identifier(fresh)
+    connection.execute(sql.SQL("CREATE DATABASE {} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0").format(name))
+    try:
+        with pytest.raises(SchemaError, match=r"LATIN1.*UTF8"):
+            migrate.migrate(make_conninfo(dsn, dbname=fresh), fresh)
+    finally:
+        connection.execute(sql.SQL("DROP DATABASE {}").format(name))
+
+
 @pytest.mark.conformance(234)
 def test_a_schema_that_is_missing_or_older_is_refused(dsn: str, connection: psycopg.Connection, fresh: str) -> None:
     """The error names both versions and the command, and the caller's transaction stays usable."""

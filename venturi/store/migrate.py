@@ -328,6 +328,9 @@ def _migrations(files: Sequence[_File], schema: str) -> t.Any:
 
 def _prepare(connection: psycopg.Connection, schema: str) -> None:
     """Makes the schema, unless somebody with more rights has done so, and its table of records."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise SchemaError(f"the database has the encoding {encoding}, which cannot hold every payload: UTF8 is needed")
     if not _exists(connection, _HAS_SCHEMA, schema):
         _run(connection, _render(_CREATE_SCHEMA, schema))
     _run(connection, _render(_CREATE_RECORDS, schema))
