@@ -17,10 +17,12 @@ from fixtures.work import ended, parked, working
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 import venturi
 from venturi import Priority
-from venturi.store import copying, producing
+from venturi.store import producing
+from venturi.store.connections import run
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -118,12 +120,9 @@ def test_nothing_sends_nothing(queue: venturi.Queue, connect: Connect, dsn: str)
 
 
 @pytest.mark.conformance(61)
-@pytest.mark.parametrize(("number", "chunk"), [(20, 1), (1200, 5000), (1200, 500)], ids=["INSERT", "COPY", "COPYs"])
-def test_jobs_of_a_batch_are_claimed_in_the_order_given(
-    queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch, number: int, chunk: int
-) -> None:
+@pytest.mark.parametrize("number", [20, producing.FIRST_ROWS * 3 + 1], ids=["one statement", "three"])
+def test_jobs_of_a_batch_are_claimed_in_the_order_given(queue: venturi.Queue, number: int) -> None:
     """One after another, after what was ready before and before what comes later, and all due at once."""
-    monkeypatch.setattr(producing, "COPY_JOBS", chunk)
     seen: list[int] = []
     done = threading.Event()
 
@@ -194,21 +193,22 @@ def test_a_large_batch_has_the_encoding_of_the_callers_session(
 
 def test_a_large_batch_travels_in_parts_of_bounded_size(queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the payloads are, no statement and no copy of them in memory grows with the whole batch."""
-    monkeypatch.setattr(producing, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(producing, "PIECE_BYTES", 100_000)
     sizes: list[int] = []
 
-    def measured(connection: t.Any, statements: t.Any, jobs: cabc.Sequence[copying.Plain], *rest: t.Any) -> t.Any:
-        sizes.append(sum(len(job.payload) for job in jobs))
-        return copying.copy(connection, statements, jobs, *rest)
+    def measured(connection: t.Any, query: bytes, parameters: tuple[t.Any, ...] = (), **options: t.Any) -> t.Any:
+        sizes.append(sum(len(value) for value in parameters if isinstance(value, str)))
+        return run(connection, query, parameters, **options)
 
-    monkeypatch.setattr(producing, "copy", measured)
+    monkeypatch.setattr(producing, "run", measured)
     receipts = queue.enqueue_many(Plain("x" * 1000) for _ in range(1000))
-    assert max(sizes) < 102_000
+    assert len(sizes) > 9
+    assert max(sizes) < 120_000
     assert len({receipt.id for receipt in receipts}) == queue.stats().kinds["plain"].ready == 1000
 
 
 @pytest.mark.conformance(62)
-@pytest.mark.parametrize("number", [3, 1500], ids=["by INSERT", "by COPY"])
+@pytest.mark.parametrize("number", [3, 1500], ids=["one statement", "several"])
 def test_a_batch_that_the_server_refuses_writes_nothing(queue: venturi.Queue, connect: Connect, number: int) -> None:
     """It is one transaction: body and live rows of all tasks, or of none (case 165)."""
     live = sql.Identifier(queue.schema, "live")
@@ -218,6 +218,41 @@ def test_a_batch_that_the_server_refuses_writes_nothing(queue: venturi.Queue, co
         queue.enqueue_many([*[Plain(n) for n in range(number)], Merging("a", "keep", 1)])
     operator.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT no_merging").format(live))
     assert queue.jobs() == []
+
+
+@pytest.mark.conformance(62)
+@pytest.mark.parametrize("tasks", [[Plain()] * 1200, [Merging(str(n), "keep", n) for n in range(1200)]])
+def test_a_large_batch_is_left_to_the_caller_to_commit(
+    queue: venturi.Queue, connect: Connect, tasks: list[object]
+) -> None:
+    """However many statements it takes, a caller that rolls back leaves nothing of it (case 039)."""
+    caller = connect()
+    assert len(queue.enqueue_many(tasks, conn=caller)) == 1200
+    assert caller.info.transaction_status == TransactionStatus.INTRANS
+    caller.rollback()
+    assert queue.jobs() == []
+
+
+@pytest.mark.conformance(62)
+def test_an_interrupted_batch_leaves_the_callers_transaction_as_it_was(
+    queue: venturi.Queue, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller that goes on after an interrupt between two statements commits nothing of the batch (case 038)."""
+    calls = itertools.count()
+
+    def interrupted(connection: t.Any, *statement: t.Any, **options: t.Any) -> t.Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return run(connection, *statement, **options)
+
+    with connect() as caller:
+        queue.enqueue(Plain("before"), conn=caller)
+        with monkeypatch.context() as patch:
+            patch.setattr(producing, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                queue.enqueue_many([Plain(n) for n in range(1200)], conn=caller)
+        queue.enqueue(Plain("after"), conn=caller)
+    assert [job.payload["value"] for job in queue.jobs()] == ["after", "before"]
 
 
 @pytest.mark.conformance(63)

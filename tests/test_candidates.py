@@ -11,12 +11,13 @@ import typing as t
 import psycopg
 import pytest
 from fixtures.deciding import Counter, Seen, decides, given, replaces
+from fixtures.statements import traced
 from fixtures.waiting import eventually
 from fixtures.work import ended, parked, until, working
 from psycopg import sql
 
 import venturi
-from venturi import Independent, Keep, Pause, Pending, Priority
+from venturi import Independent, Keep, Pause, Pending, Priority, Replace
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -54,6 +55,67 @@ def test_a_merge_that_makes_a_job_due_starts_it_on_a_parked_worker(
         ended(queue, first.id)
     assert queue.journal(first.id)[-1].recorded_at.timestamp() - before < 0.25
     producer.close()
+
+
+@pytest.mark.conformance(84)
+def test_many_jobs_that_cannot_be_decoded_cost_an_enqueue_of_their_key_little(
+    queue: venturi.Queue, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The oldest that can be decoded is met after few statements; the oldest that cannot is named, once (case 053)."""
+    decides(lambda task, existing: Independent())
+    ids = [receipt.id for receipt in queue.enqueue_many([Counter("a", number) for number in range(1500)])]
+    caller = connect()
+    caller.execute(
+        sql.SQL("UPDATE {} SET payload = '{{}}' WHERE id = ANY (%s)").format(sql.Identifier(queue.schema, "jobs")),
+        [ids[:-1]],
+    )
+    decides(replaces)
+    with traced(caller) as sent:
+        assert queue.enqueue(Counter("a", 7), conn=caller).id == ids[-1]
+    assert sent.statements <= 10
+    assert [record.getMessage().split()[1] for record in caplog.records if "merged" in record.msg] == [str(ids[0])]
+
+
+@pytest.mark.conformance(84)
+def test_a_merge_into_a_job_of_a_former_kind_is_recorded_under_that_kind(queue: venturi.Queue, dsn: str) -> None:
+    """The kind of every entry is the job's."""
+
+    @venturi.task("former")
+    class Former:
+        def dedup_key(self) -> str:
+            return "a"
+
+    @venturi.task("present", aliases=["former"])
+    class Present:
+        def dedup_key(self) -> str:
+            return "a"
+
+    first = queue.enqueue(Former())
+    deployed = venturi.Queue(queue.schema, dsn=dsn)
+    assert deployed.enqueue(Present()) == venturi.Receipt(first.id, "replaced")
+    assert [(entry.kind, entry.outcome) for entry in queue.journal(first.id)] == [("former", "merged")]
+    deployed.close()
+
+
+@pytest.mark.parametrize("nested", ["cancel", "enqueue"])
+def test_a_merge_that_changes_the_job_it_was_asked_about_is_an_error(
+    queue: venturi.Queue, connect: Connect, nested: str
+) -> None:
+    """On the caller's own connection nothing keeps it from that; that its task is lost must not pass unsaid."""
+    caller = connect()
+
+    def meddles(task: Counter, existing: Pending[Counter, Seen]) -> Replace:
+        decides(replaces)
+        if nested == "cancel":
+            queue.cancel(existing.id, conn=caller)
+        else:
+            queue.enqueue(Counter("a", 3), conn=caller)
+        return Replace()
+
+    queue.enqueue(Counter("a", 1))
+    decides(meddles)
+    with pytest.raises(RuntimeError, match="itself changed"):
+        queue.enqueue(Counter("a", 2), conn=caller)
 
 
 @pytest.mark.conformance(79)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as cabc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from fixtures.nowhere import NOWHERE
-from fixtures.plain import Plain, both
+from fixtures.plain import Keyed, Plain, both
 from fixtures.proxy import Proxy
 from fixtures.waiting import eventually
 from fixtures.work import ended, working
@@ -82,6 +83,31 @@ def test_a_connection_that_was_cut_is_not_used(schema: str, proxy: Proxy) -> Non
     queue.close()
 
 
+def test_what_a_signal_handler_raises_ends_an_enqueue_at_once(queue: venturi.Queue, connect: Connect) -> None:
+    """A soft timeout is no wait for the lock that another transaction holds, and the next enqueue works (case 124)."""
+
+    class SoftTimeout(Exception):
+        pass
+
+    def expire(*_: object) -> None:
+        raise SoftTimeout
+
+    holder = connect()
+    queue.enqueue(Keyed("a"), conn=holder)
+    before = time.monotonic()
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(SoftTimeout):
+            queue.enqueue(Keyed("a"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert time.monotonic() - before < 3
+    holder.rollback()
+    assert queue.enqueue(Keyed("a")).action == "inserted"
+
+
 @pytest.mark.conformance(48)
 @pytest.mark.parametrize(("size", "most"), [(3, 3), (None, 10)])
 def test_a_queue_opens_no_more_connections_than_it_may(
@@ -108,14 +134,16 @@ def test_a_queue_opens_no_more_connections_than_it_may(
 def test_an_unreachable_server_is_an_error_in_good_time(
     schema: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that refuses, or that takes the connection and says nothing, makes the enqueue raise."""
+    """A server that refuses, or that takes the connection and says nothing, makes the enqueue raise and say why."""
     monkeypatch.setattr(connections, "POOL_SECONDS", 0.3)
     silent = venturi.Queue(schema, dsn=proxy.dsn)
     proxy.hold()
     refused = venturi.Queue(schema, dsn=NOWHERE)
-    for queue in (refused, silent):
-        with pytest.raises(psycopg.OperationalError):
-            queue.enqueue(Plain())
+    with pytest.raises(psycopg.OperationalError, match="refused") as told:
+        refused.enqueue(Plain())
+    assert isinstance(told.value.__cause__, psycopg.OperationalError)
+    with pytest.raises(psycopg.OperationalError):
+        silent.enqueue(Plain())
     refused.close()
     proxy.resume()
     eventually(lambda: _enqueued(silent), what="the server is back")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import datetime as dt
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
 from venturi import checks, codec
@@ -18,7 +19,7 @@ from venturi.store.producing import Producing
 from venturi.store.store import Store
 from venturi.task import TaskType, dedup_key, task_type
 from venturi.telemetry import Telemetry
-from venturi.values import Action, Priority, Receipt
+from venturi.values import Action, Entry, Priority, Receipt
 
 __all__ = ["Enqueuing", "wait"]
 
@@ -64,14 +65,14 @@ class Enqueuing:
         with self.telemetry.producing(type_.kind) as trace:
             started = time.monotonic()
             self.registry.know(type_)
-            request = _request(task, type_, priority, trace)
+            request = _request(task, type_, priority)
             if request.key is None:
                 job = request.job(uuid7())
                 with self.store.borrowed(conn) as connection:
-                    producing.insert(connection, job, *due)
+                    producing.insert(connection, job, trace, *due)
                 receipt = Receipt(job.id, "inserted")
             else:
-                receipt = self._store([request], conn, due, producing)[0]
+                receipt = self._store([request], conn, trace, due, producing)[0]
         self._enqueued({(type_.kind, receipt.action): 1}, started, local=conn is None)
         return receipt
 
@@ -99,15 +100,15 @@ class Enqueuing:
             return []
         with self.telemetry.producing(_type(given[0]).kind) as trace:
             started = time.monotonic()
-            requests = self._requests(given, priority, trace)
-            receipts = self._store(requests, conn, due, producing)
+            requests = self._requests(given, priority)
+            receipts = self._store(requests, conn, trace, due, producing)
         done: collections.Counter[tuple[str, Action]] = collections.Counter(
             (request.kind, receipt.action) for request, receipt in zip(requests, receipts, strict=True)
         )
         self._enqueued(done, started, local=conn is None)
         return receipts
 
-    def _requests(self, tasks: Iterable[object], priority: Priority | None, trace: str | None) -> list[Request]:
+    def _requests(self, tasks: Iterable[object], priority: Priority | None) -> list[Request]:
         made: list[Request] = []
         types: dict[type, TaskType] = {}
         try:
@@ -116,7 +117,7 @@ class Enqueuing:
                 if type_ is None:
                     type_ = types[type(task)] = _type(task)
                     self.registry.know(type_)
-                made.append(_request(task, type_, priority, trace, len(made)))
+                made.append(_request(task, type_, priority, len(made)))
         except PayloadError as error:
             raise PayloadError(error.problem, path=error.path, index=len(made)) from error
         return made
@@ -125,18 +126,16 @@ class Enqueuing:
         self,
         requests: Sequence[Request],
         conn: Connection | None,
+        trace: str | None,
         due: tuple[dt.datetime | None, dt.timedelta],
         producing: Producing,
     ) -> list[Receipt]:
-        keyed = any(request.key is not None for request in requests)
-        with self.store.transaction(conn, pipeline=keyed) as connection:
-            merging = Merging(
-                producing,
-                connection,
-                lambda id_: self.store.looking.journal(connection, id_, HISTORY),
-                *due,
-            )
-            return merging.store(requests)
+        with self.store.transaction(conn, pipeline=True) as connection:
+
+            def history(job: uuid.UUID) -> list[Entry]:
+                return self.store.looking.journal(connection, job, HISTORY)
+
+            return Merging(producing, connection, history, trace, *due).store(requests)
 
     def _producing(self, notify: bool | None) -> Producing:
         return self.store.producing(None if notify is None else checks.flag("notify", notify))
@@ -165,11 +164,9 @@ def _type(task: object) -> TaskType:
     return task_type(type(task))
 
 
-def _request(
-    task: object, type_: TaskType, priority: Priority | None, trace: str | None, index: int | None = None
-) -> Request:
+def _request(task: object, type_: TaskType, priority: Priority | None, index: int | None = None) -> Request:
     wanted = type_.priority if priority is None else checks.priority("priority", priority)
-    return Request(task, type_, codec.encode(task, type_.cls), wanted, dedup_key(task), trace, index)
+    return Request(task, type_, codec.encode(task, type_.cls), wanted, dedup_key(task), index)
 
 
 def _due(at: dt.datetime | None, delay: dt.timedelta | None) -> tuple[dt.datetime | None, dt.timedelta]:

@@ -1,7 +1,8 @@
 """One enqueue with dedup keys: find what is pending, let the tasks decide, and write what comes of it.
 
 All of it happens in one transaction, in the caller's thread, under locks on the keys. A batch leaves exactly what its
-tasks would leave one by one: a task may merge into a job that an earlier task of the same batch inserts.
+tasks would leave one by one: a task may merge into a job that an earlier task of the same batch inserts. Only the
+history that a merge may ask for is that from before the batch.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
-from psycopg.pq import PipelineStatus
 
 from venturi import checks, codec
 from venturi.carry import read_carry, write_carry
 from venturi.context import Pending
 from venturi.errors import PayloadError
-from venturi.ids import uuid7
+from venturi.ids import uuid7, uuid7s
 from venturi.log import Log, log
 from venturi.outcome import Combine, Independent, Keep, Replace
-from venturi.store.connections import Connection
-from venturi.store.producing import Candidate, Merged, MergeEntry, NewJob, Producing
+from venturi.store.connections import Connection, Session
+from venturi.store.producing import MICROSECOND, Candidate, Merged, MergeEntry, NewJob, Producing, is_large
 from venturi.store.sql import LATEST_INSTANT
 from venturi.task import TaskType
 from venturi.values import Action, Entry, Priority, Receipt
@@ -32,10 +32,8 @@ __all__ = ["Merging", "Request"]
 
 logger: Log = log("venturi.queue")
 
-COPY_FROM = 1000
-"""From so many tasks without keys on, COPY is used."""
-
-MICROSECOND = dt.timedelta(microseconds=1)
+DEEPER = 1000
+"""Pending jobs of a key that are read at a time where the oldest one cannot be decoded."""
 
 _DECISIONS: tuple[type[t.Any], ...] = (Keep, Replace, Combine, Independent)
 
@@ -47,7 +45,6 @@ class Request:
     Attributes:
         payload: The task as JSON text.
         key: Its dedup key.
-        trace: The JSON text of the producer's trace context; None without one.
         index: Its position in the batch; None: it is no batch.
     """
 
@@ -56,7 +53,6 @@ class Request:
     payload: str
     priority: Priority
     key: str | None
-    trace: str | None
     index: int | None = None
 
     @property
@@ -64,25 +60,25 @@ class Request:
         """The kind of its task."""
         return self.type.kind
 
-    def job(self, id: uuid.UUID, due: dt.datetime | None = None) -> NewJob:
+    def job(self, id: uuid.UUID, due: dt.datetime = dt.datetime.min) -> NewJob:
         """The job that it becomes unless it is merged."""
-        return NewJob(id, self.kind, self.payload, self.priority, self.key, self.trace, visible_at=due)
+        return NewJob(id, self.kind, self.payload, self.priority, self.key, visible_at=due)
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class _Held:
     """A pending job as the batch has left it so far: one from the table, or one that the batch itself inserts."""
 
+    id: uuid.UUID
+    kind: str
     task: t.Any
     payload: str
-    carry: str | None
-    run_count: int
-    failure_count: int
     priority: Priority
     visible_at: dt.datetime
     created_at: dt.datetime
-    id: uuid.UUID
-    trace: str | None = None
+    carry: str | None = None
+    run_count: int = 0
+    failure_count: int = 0
     candidate: Candidate | None = None
     inserted: NewJob | None = None
     changed: bool = False
@@ -95,6 +91,7 @@ class Merging:
         producing: The statements.
         connection: Where they run, inside a transaction.
         history: Reads the newest entries of a job.
+        trace: The JSON text of the producer's trace context; None without one.
         at: When the tasks are due; None: ``delay`` from now.
     """
 
@@ -103,12 +100,14 @@ class Merging:
         producing: Producing,
         connection: Connection,
         history: Callable[[uuid.UUID], list[Entry]],
+        trace: str | None,
         at: dt.datetime | None,
         delay: dt.timedelta,
     ) -> None:
         self._producing = producing
         self._connection = connection
         self._history = history
+        self._trace = trace
         self._at = at
         self._delay = delay
         self._held: dict[tuple[str, str], _Held] = {}
@@ -120,22 +119,41 @@ class Merging:
     def store(self, requests: Sequence[Request]) -> list[Receipt]:
         """Write the requests; a receipt for each, in order."""
         self._now = self._producing.clock(self._connection)
+        if isinstance(self._connection, Session) or not is_large([request.payload for request in requests]):
+            return self._store(requests)
+        # On a caller's connection, between two statements an interrupt may come, and the caller go on and commit. The
+        # clock has begun a transaction, so that this makes a savepoint and never commits.
+        with self._connection.transaction(), self._connection.pipeline():
+            return self._store(requests)
+
+    def _store(self, requests: Sequence[Request]) -> list[Receipt]:
         keyed = [request for request in requests if request.key is not None]
-        if not keyed and len(requests) >= COPY_FROM and self._connection.pgconn.pipeline_status == PipelineStatus.OFF:
-            return self._copy(requests)
+        if not keyed:
+            return self._insert(requests)
         self._find(keyed)
         receipts = [self._place(request, due) for request, due in zip(requests, self._dues(len(requests)), strict=True)]
         self._write()
         return receipts
 
-    def _copy(self, requests: Sequence[Request]) -> list[Receipt]:
-        """Insert many tasks none of which can be merged."""
-        receipts = self._producing.copy(self._connection, requests, self._now, next(self._dues(len(requests))))
+    def _insert(self, requests: Sequence[Request]) -> list[Receipt]:
+        """Insert tasks none of which can be merged; jobs and receipts are made while the database is at others."""
+        receipts: list[Receipt] = []
+
+        def jobs() -> Iterator[NewJob]:
+            for request, id_, due in zip(requests, uuid7s(len(requests)), self._dues(len(requests)), strict=True):
+                job = request.job(uuid.UUID(int=id_), due)
+                receipts.append(Receipt(job.id, "inserted"))
+                yield job
+
+        self._producing.insert_many(self._connection, jobs(), self._trace, self._now)
         self._producing.ring(self._connection, {request.kind for request in requests})
         return receipts
 
     def _dues(self, count: int) -> Iterator[dt.datetime]:
-        """When tasks are due: those of a batch a microsecond after each other, the last one at the time asked for."""
+        """When tasks are due: those of a batch a microsecond after each other, the last one at the time asked for.
+
+        So the order in which they were given holds without an id in the index, and all of them are due at once.
+        """
         asked = self._at or self._later(self._delay)
         due = min(max(asked, self._now), LATEST_INSTANT) - (count - 1) * MICROSECOND
         for _ in range(count):
@@ -157,19 +175,20 @@ class Merging:
         )
         missing = list(wanted.items())
         passed: list[uuid.UUID] = []
+        most = 1
         while missing:
             asked = [(n, kind, key) for n, ((_, key), type_) in enumerate(missing) for kind in type_.kinds]
-            found = self._producing.candidates(self._connection, asked, passed)
+            found = self._producing.candidates(self._connection, asked, most, passed)
             undecodable: list[tuple[tuple[str, str], TaskType]] = []
-            for n, candidate in found.items():
+            for n, candidates in found.items():
                 slot, type_ = missing[n]
-                held = _decoded(candidate, type_)
+                held = next(filter(None, (_decoded(candidate, type_, most > 1) for candidate in candidates)), None)
                 if held is None:
-                    passed.append(candidate.id)
+                    passed += [candidate.id for candidate in candidates]
                     undecodable.append((slot, type_))
                 else:
                     self._held[slot] = held
-            missing = undecodable
+            missing, most = undecodable, DEEPER
 
     def _place(self, request: Request, due: dt.datetime) -> Receipt:
         slot = None if request.key is None else (request.kind, request.key)
@@ -181,7 +200,14 @@ class Merging:
             self._sooner.add(request.kind)
             if slot is not None and held is None:
                 self._held[slot] = _Held(
-                    request.task, job.payload, None, 0, 0, job.priority, due, self._now, job.id, job.trace, inserted=job
+                    id=job.id,
+                    kind=job.kind,
+                    task=request.task,
+                    payload=job.payload,
+                    priority=job.priority,
+                    visible_at=due,
+                    created_at=self._now,
+                    inserted=job,
                 )
             return Receipt(job.id, "inserted")
         return Receipt(held.id, self._apply(request, held, decision, due))
@@ -223,7 +249,7 @@ class Merging:
             action = "combined"
         if action != "kept":
             held.visible_at = self._merged_due(decision.delay, held.visible_at, due)
-            held.trace, held.changed = request.trace, True
+            held.changed = True
             if held.visible_at < before[1] or held.priority < before[0]:
                 # The job may be of a former kind, and wait for a worker that knows no other.
                 self._sooner.update(request.type.kinds)
@@ -256,24 +282,24 @@ class Merging:
             "visible_at": [before[1].isoformat(), held.visible_at.isoformat()],
         }
         self._entries.append(
-            MergeEntry(held.id, held.run_count, held.failure_count, request.kind, decision, json.dumps(evidence))
+            MergeEntry(held.id, held.run_count, held.failure_count, held.kind, decision, json.dumps(evidence))
         )
 
     def _write(self) -> None:
         changed = [held for held in self._held.values() if held.changed]
         for held in changed:
             if (job := held.inserted) is not None:
-                job.payload, job.carry, job.trace = held.payload, held.carry, held.trace
+                job.payload, job.carry = held.payload, held.carry
                 job.priority, job.visible_at = held.priority, held.visible_at
         stored = [
-            Merged(h.candidate, h.payload, h.carry, h.failure_count, h.priority, h.visible_at, h.trace)
+            Merged(h.candidate, h.payload, h.carry, h.failure_count, h.priority, h.visible_at)
             for h in changed
             if h.candidate is not None
         ]
-        if self._inserts:
-            self._producing.insert_many(self._connection, self._inserts, self._now)
         if stored:
-            self._producing.merge(self._connection, stored)
+            self._producing.merge(self._connection, stored, self._trace)
+        if self._inserts:
+            self._producing.insert_many(self._connection, self._inserts, self._trace, self._now)
         if self._entries:
             self._producing.record(self._connection, self._entries)
             for entry in self._entries:
@@ -285,17 +311,28 @@ class Merging:
             self._producing.ring(self._connection, self._sooner)
 
 
-def _decoded(candidate: Candidate, type_: TaskType) -> _Held | None:
-    """The candidate with its task; None, and a line in the log, when this code cannot decode payload or carry."""
+def _decoded(candidate: Candidate, type_: TaskType, quiet: bool) -> _Held | None:
+    """The candidate with its task; None when payload or carry cannot be decoded, which the log is told unless quiet."""
     try:
         task: t.Any = codec.decode(candidate.payload, t.cast("type[t.Any]", type_.cls))
         read_carry(candidate.carry, type_)
     except PayloadError as error:
-        logger.warning(
-            "job %s of kind %s cannot be merged into: %s", candidate.id, type_.kind, error.path,
-            extra={"job": str(candidate.id), "kind": type_.kind},
-        )  # fmt: skip
+        if not quiet:
+            logger.warning(
+                "job %s of kind %s cannot be merged into: %s", candidate.id, candidate.kind, error.path,
+                extra={"job": str(candidate.id), "kind": candidate.kind},
+            )  # fmt: skip
         return None
-    c = candidate
-    state = (c.payload, c.carry, c.run_count, c.failure_count, c.priority, c.visible_at, c.created_at)
-    return _Held(task, *state, c.id, candidate=c)
+    return _Held(
+        id=candidate.id,
+        kind=candidate.kind,
+        task=task,
+        payload=candidate.payload,
+        priority=candidate.priority,
+        visible_at=candidate.visible_at,
+        created_at=candidate.created_at,
+        carry=candidate.carry,
+        run_count=candidate.run_count,
+        failure_count=candidate.failure_count,
+        candidate=candidate,
+    )

@@ -8,7 +8,7 @@ import psycopg
 from psycopg import adapt, pq
 from psycopg.abc import Buffer
 
-__all__ = ["adapters", "encoding"]
+__all__ = ["adapters"]
 
 NO_ENCODING = "ascii"
 """What psycopg calls SQL_ASCII, in which the server converts nothing: it writes UTF-8 then, and reads bytes."""
@@ -30,9 +30,3 @@ _WITHOUT_ENCODING.register_loader("text", _Text)
 def adapters(connection: psycopg.Connection[t.Any]) -> adapt.AdaptersMap:
     """Reads and writes values, text among them, in every client encoding."""
     return _WITHOUT_ENCODING if connection.info.encoding == NO_ENCODING else _ADAPTERS
-
-
-def encoding(connection: psycopg.Connection[t.Any]) -> str:
-    """Python's name for what text is sent in."""
-    name = connection.info.encoding
-    return "utf-8" if name == NO_ENCODING else name

@@ -76,14 +76,11 @@ def resolve(dsn: str | None) -> str:
     Raises:
         ConfigError: The one that is set cannot be parsed.
     """
-    for source, value in (
-        ("dsn", dsn),
-        ("VENTURI_DATABASE_URL", os.environ.get("VENTURI_DATABASE_URL")),
-        ("DATABASE_URL", os.environ.get("DATABASE_URL")),
-    ):
-        if value is None or (value == "" and source != "dsn"):
-            continue
-        return readable(source, value)
+    if dsn is not None:
+        return readable("dsn", dsn)
+    for name in ("VENTURI_DATABASE_URL", "DATABASE_URL"):
+        if value := os.environ.get(name):
+            return readable(name, value)
     return ""
 
 
@@ -126,6 +123,13 @@ class Session(psycopg.Connection[TupleRow]):
                 raise
             self.pgconn.finish()
             raise psycopg.OperationalError(f"the server did not answer within {limit:.1f} s") from error
+        except (psycopg.Error, KeyboardInterrupt, SystemExit):
+            raise  # for the last two psycopg has cancelled the statement
+        except BaseException:
+            # What a signal handler raises, as a soft timeout does. The statement goes on: to leave the session in order
+            # would take until its end.
+            self.pgconn.finish()
+            raise
 
 
 def _while(patience: Callable[[], float], gen: Generator[Y, t.Any, RV]) -> Generator[Y, t.Any, RV]:
@@ -248,10 +252,14 @@ def array(values: Iterable[object]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
-def texts(values: Sequence[str]) -> str:
+def texts(values: Sequence[str | None]) -> str:
     """An array literal of texts."""
-    quoted = {value: '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in set(values)}
+    quoted = {value: "NULL" if value is None else _quoted(value) for value in set(values)}
     return "{" + ",".join(map(quoted.__getitem__, values)) + "}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def migrate_command(schema: str) -> str:
@@ -305,6 +313,7 @@ class Pool:
         self._pooler = pooler
         self._pool: ConnectionPool[Session] | None = None
         self._pid = 0
+        self._refusal: psycopg.Error | None = None
         # A pool inherited over a fork belongs to the parent: it is neither used nor closed here, only kept from being
         # collected.
         self._inherited: list[object] = []
@@ -315,10 +324,16 @@ class Pool:
         """A connection in autocommit mode, for the time of the block.
 
         Raises:
-            psycopg.OperationalError: None could be had within 10 s.
+            psycopg.OperationalError: None could be had within 10 s, for the reason that the last attempt to open one met
+                or, where that is not named, since all of them are in use.
         """
         pool = self._open()
-        session = _living(pool)
+        try:
+            session = _living(pool)
+        except psycopg.OperationalError as error:
+            if self._refusal is None:
+                raise
+            raise type(error)(f"{error}: {self._refusal}") from self._refusal
         try:
             yield session
         except (psycopg.OperationalError, psycopg.InternalError):
@@ -352,7 +367,7 @@ class Pool:
                 self._pid = os.getpid()
                 self._pool = ConnectionPool(
                     dsn,
-                    connection_class=Session,
+                    connection_class=self._reporting(),
                     kwargs={
                         "autocommit": True,
                         "prepare_threshold": None if self._pooler else 5,
@@ -370,6 +385,23 @@ class Pool:
                     configure=lambda session: _prepare_session(session, self._pooler),
                 )
             return self._pool
+
+    def _reporting(self) -> type[Session]:
+        """Sessions whose latest refusal is kept here: the pool only says that time was up."""
+        pool = self
+
+        class Reporting(Session):
+            @classmethod
+            def connect(cls, conninfo: str = "", **options: t.Any) -> t.Self:
+                try:
+                    session = super().connect(conninfo, **options)
+                except psycopg.Error as error:
+                    pool._refusal = error
+                    raise
+                pool._refusal = None
+                return session
+
+        return Reporting
 
 
 def _living(pool: ConnectionPool[Session]) -> Session:

@@ -6,24 +6,25 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import typing as t
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from venturi.ids import uuid7s
 from venturi.store import sql
-from venturi.store.connections import Connection, run
-from venturi.store.copying import Plain, copy
-from venturi.values import Priority, Receipt
+from venturi.store.connections import Connection, array, run, texts
+from venturi.values import Priority
 
-__all__ = ["Candidate", "Merged", "NewJob", "Producing"]
+__all__ = ["MICROSECOND", "Candidate", "Merged", "NewJob", "Producing", "is_large"]
 
-COPY_JOBS = 50_000
-"""Jobs of one COPY, which takes a second: far from any timeout."""
+MICROSECOND = dt.timedelta(microseconds=1)
 
-CHUNK_JOBS = 5000
-CHUNK_BYTES = 32 * 1024 * 1024
+FIRST_ROWS = 250
+PIECE_ROWS = 2000
+PIECE_BYTES = 32 * 1024 * 1024
+
+T = t.TypeVar("T")
 
 MANY_KEYS = 500
 """A batch with more keys of one kind locks the kind as a whole: every lock takes room in the server's lock table."""
@@ -35,9 +36,8 @@ class NewJob:
 
     Attributes:
         payload: Its JSON text.
-        trace: The JSON text of the producer's trace context; None without one.
         carry: Its JSON text; None when never set.
-        visible_at: When it is due; set for batches only.
+        visible_at: When it is due; for batches only.
     """
 
     id: uuid.UUID
@@ -45,9 +45,8 @@ class NewJob:
     payload: str
     priority: Priority
     dedup_key: str | None = None
-    trace: str | None = None
     carry: str | None = None
-    visible_at: dt.datetime | None = None
+    visible_at: dt.datetime = dt.datetime.min
 
 
 @attrs.frozen
@@ -57,6 +56,7 @@ class Candidate:
     live_tid: str
     body_tid: str
     id: uuid.UUID
+    kind: str
     payload: str
     carry: str | None
     run_count: int
@@ -76,7 +76,6 @@ class Merged:
     failure_count: int
     priority: Priority
     visible_at: dt.datetime
-    trace: str | None
 
 
 @attrs.frozen
@@ -102,10 +101,12 @@ class Producing:
         self._sql = statements
         self._schema_key = statements.channel
 
-    def insert(self, connection: Connection, job: NewJob, at: dt.datetime | None, delay: dt.timedelta) -> None:
+    def insert(
+        self, connection: Connection, job: NewJob, trace: str | None, at: dt.datetime | None, delay: dt.timedelta
+    ) -> None:
         """Insert one job without looking for others; body, live row and bell in one statement."""
         bell = self._sql.bell(job.kind)
-        row = (job.id, job.kind, job.payload, int(job.priority), job.dedup_key, job.trace, at, delay, bell, str(bell))
+        row = (job.id, job.kind, job.payload, int(job.priority), job.dedup_key, trace, at, delay, bell, str(bell))
         run(connection, self._sql(sql.INSERT), row)
 
     def clock(self, connection: Connection) -> dt.datetime:
@@ -123,59 +124,64 @@ class Producing:
         run(connection, self._sql(sql.LOCK_KEYS), (of_kind.count(False), ids, of_kind, alone))
 
     def candidates(
-        self, connection: Connection, wanted: Sequence[tuple[int, str, str]], passed: Sequence[uuid.UUID] = ()
-    ) -> dict[int, Candidate]:
-        """The oldest pending job for each (number, kind, key), by number; the jobs passed are left out.
+        self,
+        connection: Connection,
+        wanted: Sequence[tuple[int, str, str]],
+        most: int,
+        passed: Sequence[uuid.UUID] = (),
+    ) -> dict[int, list[Candidate]]:
+        """The pending jobs of each (number, kind, key), the oldest first, by number; the jobs passed are left out.
 
-        A number may come with several kinds, which are aliases of one another.
+        Args:
+            wanted: A number may come with several kinds, which are aliases of one another.
+            most: How many of each kind and key.
         """
         numbers, kinds, keys = zip(*wanted, strict=True)
         # Unprepared: a plan kept from a nearly empty table would read all of it later, and a caller's session is not
         # ours to set.
-        rows = run(
-            connection, self._sql(sql.CANDIDATES), (list(numbers), list(kinds), list(keys), list(passed)), prepare=False
-        ).fetchall()
-        oldest: dict[int, tuple[tuple[dt.datetime, uuid.UUID], Candidate]] = {}
-        for number, live_tid, body_tid, id_, payload, carry, runs, failures, priority, visible_at, created_at in rows:
-            counts = (runs, failures, Priority(priority))
-            found = Candidate(live_tid, body_tid, id_, payload, carry, *counts, _utc(visible_at), _utc(created_at))
-            age = (created_at, id_)
-            if number not in oldest or age < oldest[number][0]:
-                oldest[number] = (age, found)
-        return {number: found for number, (_, found) in oldest.items()}
+        parameters = (list(numbers), list(kinds), list(keys), list(passed), most)
+        found: dict[int, list[Candidate]] = {}
+        for number, *row in run(connection, self._sql(sql.CANDIDATES), parameters, prepare=False).fetchall():
+            found.setdefault(number, []).append(_candidate(*row))
+        for candidates in found.values():
+            candidates.sort(key=lambda candidate: (candidate.created_at, candidate.id))
+        return found
 
-    def insert_many(self, connection: Connection, jobs: Iterable[NewJob], created_at: dt.datetime) -> None:
-        """Insert a batch whose jobs have their ``visible_at`` set."""
-        for chunk in _chunks([_row(job, created_at.isoformat()) for job in jobs]):
-            run(connection, self._sql(sql.INSERT_MANY), (chunk,))
+    def insert_many(
+        self, connection: Connection, jobs: Iterable[NewJob], trace: str | None, created_at: dt.datetime
+    ) -> None:
+        """Insert a batch whose jobs have their ``visible_at`` set.
 
-    def copy(
-        self, connection: Connection, jobs: Sequence[Plain], created_at: dt.datetime, due: dt.datetime
-    ) -> list[Receipt]:
-        """Insert many jobs that are due a microsecond after each other, the first of them at ``due``."""
-        receipts: list[Receipt] = []
-        for piece in _pieces(jobs):
-            soon = due + dt.timedelta(microseconds=len(receipts))
-            receipts += copy(connection, self._sql, piece, uuid7s(len(piece)), created_at, soon)
-        return receipts
+        They are taken piece by piece: in a pipeline the database is at one while the next is made.
+        """
+        for piece in _pieces(jobs, lambda job: len(job.payload)):
+            run(connection, self._sql(sql.INSERT_MANY), (*_columns(piece), trace, created_at))
 
-    def merge(self, connection: Connection, merged: Sequence[Merged]) -> None:
-        """Store the new state of locked candidates."""
+    def merge(self, connection: Connection, merged: Sequence[Merged], trace: str | None) -> None:
+        """Store the new state of locked candidates.
+
+        Raises:
+            RuntimeError: One of them is not as it was when it was read.
+        """
         rows = [
             f'["{m.candidate.live_tid}","{m.candidate.body_tid}",{m.payload},{int(m.priority)},'
-            f'"{m.visible_at.isoformat()}",{_optional(m.carry)},{m.failure_count},{m.trace or "null"}]'
+            f'"{m.visible_at.isoformat()}",{_optional(m.carry)},{m.failure_count}]'
             for m in merged
         ]
-        for chunk in _chunks(rows):
-            run(connection, self._sql(sql.MERGE), (chunk,), prepare=False)
+        for piece in _pieces(rows, len):
+            stored = run(connection, self._sql(sql.MERGE), (_json(piece), trace), prepare=False).rowcount
+            # Only on the caller's own connection can anybody have come in between. In a pipeline, where the number is
+            # not known yet, it is -1.
+            if 0 <= stored < len(piece):
+                raise RuntimeError("merge() has itself changed the job that it was asked about")
 
     def record(self, connection: Connection, entries: Sequence[MergeEntry]) -> None:
         """Append the journal entries of merges, in the order given."""
         rows = [
             f'["{e.id}",{e.run_no},{e.failure_count},{json.dumps(e.kind)},"{e.decision}",{e.evidence}]' for e in entries
         ]
-        for chunk in _chunks(rows):
-            run(connection, self._sql(sql.MERGED), (chunk,))
+        for piece in _pieces(rows, len):
+            run(connection, self._sql(sql.MERGED), (_json(piece),))
 
     def _locks(self, keys: Sequence[tuple[str, str]]) -> Iterator[tuple[bool, int, bool]]:
         """(whether of a kind, advisory key, whether exclusive) of the locks that the keys need."""
@@ -190,12 +196,23 @@ class Producing:
                     yield False, sql.key64(self._schema_key, kind, key), True
 
 
-def _row(job: NewJob, created_at: str) -> str:
-    """The job as an element of the JSON array that INSERT_MANY reads; its payload, JSON already, is put in as it is."""
-    key = "null" if job.dedup_key is None else json.dumps(job.dedup_key)
+def is_large(payloads: Sequence[str]) -> bool:
+    """Whether a batch takes more than one statement."""
+    return len(payloads) > FIRST_ROWS or sum(map(len, payloads)) > PIECE_BYTES
+
+
+def _columns(jobs: Sequence[NewJob]) -> tuple[dt.datetime, str, str, str, str, str, str, str]:
+    """The jobs as the arrays that INSERT_MANY reads; payloads and carries, JSON already, are put in as they are."""
+    first = jobs[0].visible_at
     return (
-        f'["{job.id}",{json.dumps(job.kind)},{job.payload},{int(job.priority)},{key},{job.trace or "null"},'
-        f'"{job.visible_at}","{created_at}",{_optional(job.carry)}]'
+        first,
+        array((job.visible_at - first) // MICROSECOND for job in jobs),
+        array(job.id.hex for job in jobs),
+        texts([job.kind for job in jobs]),
+        array(int(job.priority) for job in jobs),
+        texts([job.dedup_key for job in jobs]),
+        _json(job.payload for job in jobs),
+        _json(_optional(job.carry) for job in jobs),
     )
 
 
@@ -204,29 +221,40 @@ def _optional(text: str | None) -> str:
     return "[]" if text is None else f"[{text}]"
 
 
-def _chunks(rows: Sequence[str]) -> Iterator[str]:
-    """JSON arrays of the rows, bounded in number and size."""
-    chunk: list[str] = []
-    size = 0
+def _json(elements: Iterable[str]) -> str:
+    """The JSON array of what is JSON already."""
+    return f"[{','.join(elements)}]"
+
+
+def _pieces(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """The rows in parts, bounded in number and size; the first ones small, so that the database can begin early."""
+    piece: list[T] = []
+    taken, most = 0, FIRST_ROWS
     for row in rows:
-        if chunk and (len(chunk) >= CHUNK_JOBS or size + len(row) > CHUNK_BYTES):
-            yield f"[{','.join(chunk)}]"
-            chunk, size = [], 0
-        chunk.append(row)
-        size += len(row)
-    if chunk:
-        yield f"[{','.join(chunk)}]"
+        piece.append(row)
+        taken += size(row)
+        if len(piece) >= most or taken > PIECE_BYTES:
+            yield piece
+            piece, taken, most = [], 0, min(2 * most, PIECE_ROWS)
+    if piece:
+        yield piece
 
 
-def _pieces(jobs: Sequence[Plain]) -> Iterator[Sequence[Plain]]:
-    """The jobs in parts, bounded in number and size."""
-    first = size = 0
-    for number, job in enumerate(jobs):
-        if number - first == COPY_JOBS or size > CHUNK_BYTES:
-            yield jobs[first:number]
-            first, size = number, 0
-        size += len(job.payload)
-    yield jobs[first:]
+def _candidate(
+    live_tid: str,
+    body_tid: str,
+    id: uuid.UUID,
+    kind: str,
+    payload: str,
+    carry: str | None,
+    runs: int,
+    failures: int,
+    priority: int,
+    visible_at: dt.datetime,
+    created_at: dt.datetime,
+) -> Candidate:
+    counts = (runs, failures, Priority(priority))
+    return Candidate(live_tid, body_tid, id, kind, payload, carry, *counts, _utc(visible_at), _utc(created_at))
 
 
 def _utc(moment: dt.datetime) -> dt.datetime:

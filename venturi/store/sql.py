@@ -9,7 +9,8 @@ requires. ``{ring}`` is the producer's part in the doorbell (`venturi.store.door
 
 Shapes that keep plans from flipping while statistics are wrong, as a queue's always are: rows of ``live`` are reached
 by a lateral look-up with LIMIT, or by ctid, never as one side of a join on an indexed column, nor by an EXISTS in the
-output, which may be turned into a hash of the whole table.
+output, which may be turned into a hash of the whole table. The views, which join, are read by statements that are never
+prepared.
 """
 
 from __future__ import annotations
@@ -135,26 +136,19 @@ hot AS (
   RETURNING id)
 SELECT {ring} FROM hot CROSS JOIN (SELECT %s::int AS key, %s::text AS kind) bell"""
 
-# The rows of one batch become visible a microsecond apart, backwards from the instant given, so that all of them are
-# due at once and the order in which they were given holds without an id in the index.
 INSERT_MANY = """
 WITH given AS MATERIALIZED (
-  SELECT (x->>0)::uuid AS id, x->>1 AS kind, x->2 AS payload, (x->>3)::smallint AS priority, x->>4 AS dedup_key,
-         nullif(x->5, 'null'::jsonb) AS trace, (x->>6)::timestamptz AS visible_at, (x->>7)::timestamptz AS created_at,
-         x->8->0 AS carry
-    FROM jsonb_array_elements(%s::jsonb) x),
+  SELECT s.id, s.kind, s.priority, s.dedup_key, s.payload, s.carry->0 AS carry,
+         %s::timestamptz + s.later * interval '1 microsecond' AS visible_at
+    FROM ROWS FROM (
+           unnest(%s::bigint[], %s::uuid[], %s::text[], %s::smallint[], %s::text[]),
+           jsonb_array_elements(%s::jsonb), jsonb_array_elements(%s::jsonb)
+         ) AS s(later, id, kind, priority, dedup_key, payload, carry)),
 body AS (
   INSERT INTO {q}.jobs (id, kind, payload, priority, dedup_key, trace, created_at)
-  SELECT id, kind, payload, priority, dedup_key, trace, created_at FROM given)
+  SELECT id, kind, payload, priority, dedup_key, %s::jsonb, %s FROM given)
 INSERT INTO {q}.live (id, kind, priority, dedup_key, visible_at, carry)
 SELECT id, kind, priority, dedup_key, visible_at, carry FROM given"""
-
-COPY_JOBS = "COPY {q}.jobs (id, kind, payload, priority, trace, created_at) FROM STDIN (FORMAT binary)"
-APPEND_LIVE = """
-INSERT INTO {q}.live (id, kind, priority, visible_at)
-SELECT id, kind, priority, %s::timestamptz + (n - 1) * interval '1 microsecond'
-  FROM unnest(%s::uuid[], %s::text[], %s::smallint[]) WITH ORDINALITY s(id, kind, priority, n)
- ORDER BY n"""
 
 # Sorted by the caller: kinds before keys, each by number, so that batches never wait for each other in a circle. The
 # setting ends with the transaction, as the locks do, and counts its keys: past the bound whole kinds are locked
@@ -171,8 +165,8 @@ SELECT CASE WHEN k.of_kind THEN
 
 # live_key finds the siblings. Locked and waited for: a claim that holds the row makes it no candidate any more.
 CANDIDATES = """
-SELECT k.n, c.live_tid::text, c.body_tid::text, c.id, c.payload::text, c.carry::text, c.run_count, c.failure_count,
-       c.priority, c.visible_at, c.created_at
+SELECT k.n, c.live_tid::text, c.body_tid::text, c.id, k.kind, c.payload::text, c.carry::text, c.run_count,
+       c.failure_count, c.priority, c.visible_at, c.created_at
   FROM unnest(%s::int[], %s::text[], %s::text[]) k(n, kind, key)
  CROSS JOIN LATERAL (
    SELECT l.ctid AS live_tid, b.ctid AS body_tid, l.id, b.payload, l.carry, l.run_count, l.failure_count,
@@ -180,7 +174,7 @@ SELECT k.n, c.live_tid::text, c.body_tid::text, c.id, c.payload::text, c.carry::
      FROM {q}.live l
      JOIN {q}.jobs b ON b.id = l.id
     WHERE l.kind = k.kind AND l.dedup_key = k.key AND l.owner IS NULL AND l.id <> ALL (%s::uuid[])
-    ORDER BY b.created_at, l.id LIMIT 1
+    ORDER BY b.created_at, l.id LIMIT %s
       FOR UPDATE) c"""
 
 # The rows are locked by CANDIDATES in this transaction, so that their ctids hold. A merge that rewrites the body always
@@ -188,11 +182,10 @@ SELECT k.n, c.live_tid::text, c.body_tid::text, c.id, c.payload::text, c.carry::
 MERGE = """
 WITH given AS MATERIALIZED (
   SELECT (x->>0)::tid AS live_tid, (x->>1)::tid AS body_tid, x->2 AS payload, (x->>3)::smallint AS priority,
-         (x->>4)::timestamptz AS visible_at, x->5->0 AS carry, (x->>6)::bigint AS failure_count,
-         nullif(x->7, 'null'::jsonb) AS trace
+         (x->>4)::timestamptz AS visible_at, x->5->0 AS carry, (x->>6)::bigint AS failure_count
     FROM jsonb_array_elements(%s::jsonb) x),
 body AS (
-  UPDATE {q}.jobs b SET payload = g.payload, priority = g.priority, trace = g.trace
+  UPDATE {q}.jobs b SET payload = g.payload, priority = g.priority, trace = %s::jsonb
     FROM given g WHERE b.ctid = g.body_tid)
 UPDATE {q}.live l
    SET priority = g.priority, visible_at = g.visible_at, carry = g.carry, failure_count = g.failure_count
