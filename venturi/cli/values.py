@@ -7,7 +7,10 @@ import datetime as dt
 import re
 import uuid
 
-__all__ = ["count", "duration", "identifier", "moment", "optional_whole"]
+from venturi import checks
+from venturi.errors import ConfigError
+
+__all__ = ["count", "duration", "identifier", "kind", "moment", "optional_whole", "page"]
 
 _UNITS = {"": "seconds", "ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -24,11 +27,13 @@ def duration(text: str) -> dt.timedelta:
 
 
 def moment(text: str) -> dt.datetime | dt.timedelta:
-    """A time: an ISO date and time with its zone, or how long ago it was."""
+    """A time: an ISO date and time with its zone, or how long ago it was, with a unit: 2024 may be meant as a year."""
     try:
         instant = dt.datetime.fromisoformat(text)
     except ValueError:
-        return duration(text)
+        if text[-1:].isalpha() or text == "0":
+            return duration(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no time like 30d (days ago) or 2026-01-31T00:00Z") from None
     if instant.utcoffset() is None:
         raise argparse.ArgumentTypeError(f"{text!r} has no time zone, as in 2026-01-31T00:00Z")
     return instant
@@ -47,6 +52,21 @@ def count(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+
+
+def page(text: str) -> int:
+    """How many jobs to ask for at once."""
+    if (number := count(text)) <= 1000:
+        return number
+    raise argparse.ArgumentTypeError(f"{text!r} is more than 1000")
+
+
+def kind(text: str) -> str:
+    """A kind of tasks."""
+    try:
+        return checks.kind("kind", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def optional_whole(text: str) -> int | None:
