@@ -56,7 +56,8 @@ class Enqueuing:
         Raises:
             PayloadError: Task or key cannot be stored; nothing was sent.
             ConfigError: An option is wrong; nothing was sent.
-            SchemaError: The queue was never migrated.
+            SchemaError: The queue was never migrated. With ``conn`` it is psycopg's own error.
+            psycopg.Error: The database refused it, or no connection could be had within 10 s.
             TypeError: ``task`` is no task, or an option is of the wrong type; nothing was sent.
         """
         due = _due(at, delay)

@@ -324,8 +324,8 @@ class Pool:
         """A connection in autocommit mode, for the time of the block.
 
         Raises:
-            psycopg.OperationalError: None could be had within 10 s, for the reason that the last attempt to open one met
-                or, where that is not named, since all of them are in use.
+            psycopg.OperationalError: None could be had within 10 s: all are in use, or none could be opened, which is
+                then the cause.
         """
         pool = self._open()
         try:

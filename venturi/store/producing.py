@@ -23,11 +23,16 @@ MICROSECOND = dt.timedelta(microseconds=1)
 FIRST_ROWS = 250
 PIECE_ROWS = 2000
 PIECE_BYTES = 32 * 1024 * 1024
-
-T = t.TypeVar("T")
+"""The first statement of a batch takes so many rows, each next one twice as many, up to these bounds."""
 
 MANY_KEYS = 500
 """A batch with more keys of one kind locks the kind as a whole: every lock takes room in the server's lock table."""
+
+T = t.TypeVar("T")
+
+
+def _utc(moment: dt.datetime) -> dt.datetime:
+    return moment.astimezone(dt.UTC)
 
 
 @attrs.define
@@ -61,9 +66,9 @@ class Candidate:
     carry: str | None
     run_count: int
     failure_count: int
-    priority: Priority
-    visible_at: dt.datetime
-    created_at: dt.datetime
+    priority: Priority = attrs.field(converter=Priority)
+    visible_at: dt.datetime = attrs.field(converter=_utc)
+    created_at: dt.datetime = attrs.field(converter=_utc)
 
 
 @attrs.define
@@ -142,7 +147,7 @@ class Producing:
         parameters = (list(numbers), list(kinds), list(keys), list(passed), most)
         found: dict[int, list[Candidate]] = {}
         for number, *row in run(connection, self._sql(sql.CANDIDATES), parameters, prepare=False).fetchall():
-            found.setdefault(number, []).append(_candidate(*row))
+            found.setdefault(number, []).append(Candidate(*row))
         for candidates in found.values():
             candidates.sort(key=lambda candidate: (candidate.created_at, candidate.id))
         return found
@@ -238,24 +243,3 @@ def _pieces(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
             piece, taken, most = [], 0, min(2 * most, PIECE_ROWS)
     if piece:
         yield piece
-
-
-def _candidate(
-    live_tid: str,
-    body_tid: str,
-    id: uuid.UUID,
-    kind: str,
-    payload: str,
-    carry: str | None,
-    runs: int,
-    failures: int,
-    priority: int,
-    visible_at: dt.datetime,
-    created_at: dt.datetime,
-) -> Candidate:
-    counts = (runs, failures, Priority(priority))
-    return Candidate(live_tid, body_tid, id, kind, payload, carry, *counts, _utc(visible_at), _utc(created_at))
-
-
-def _utc(moment: dt.datetime) -> dt.datetime:
-    return moment.astimezone(dt.UTC)
