@@ -238,6 +238,12 @@ def test_an_expected_error_is_one_line_without_secrets(
     assert "secret" not in err
 
 
+def test_a_name_that_looks_like_a_secret_is_told_in_full(dsn: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """What the message advises can be typed as it stands."""
+    assert main(["stats", "--dsn", dsn, "--schema", "a@b"]) == 1
+    assert "run `venturi migrate --schema a@b`" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["stats", "jobs", "cleanup --before 1d", "requeue --kind x"])
 def test_commands_on_a_missing_queue_name_the_cure(command: str, dsn: str, capfd: pytest.CaptureFixture[str]) -> None:
     """They say that it has to be migrated, in one line."""
@@ -257,7 +263,12 @@ def test_commands_on_a_missing_queue_name_the_cure(command: str, dsn: str, capfd
         ("cleanup",),
         ("cleanup", "--before", "soon"),
         ("cleanup", "--before", "2026-01-31"),
+        ("cleanup", "--before", "2024"),
+        ("cleanup", "--before", "30d", "--kind", ""),
         ("jobs", "--status", "sleeping"),
+        ("jobs", "--limit", "0"),
+        ("jobs", "--limit", "1001"),
+        ("requeue", "--kind", "x", "--limit", "0"),
         ("migrate", "--sql", "--status"),
         ("demo", "--concurrency", "0"),
         ("work",),
@@ -272,6 +283,14 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], capsys: pytest.Cap
         main(arguments)
     assert caught.value.code == 2
     assert "usage: venturi" in capsys.readouterr().err
+
+
+def test_the_version_is_told_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """As with other programs, with exit code 0."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"venturi \d\S*\n", capsys.readouterr().out)
 
 
 def test_output_that_nobody_reads_is_no_crash(queue: venturi.Queue, dsn: str) -> None:

@@ -50,6 +50,7 @@ OUTSIDE: dict[str, tuple[t.Any, ...]] = {
     "backoff": (None, 1, (1, 2), NAN),
     "stop": ("now", 1),
     "signals": (None, 1, "yes"),
+    "block": (None, 0, "no"),
 }
 
 INSIDE: dict[str, tuple[t.Any, ...]] = {
@@ -86,9 +87,11 @@ def test_a_worker_takes_the_bounds_themselves(option: str, value: t.Any) -> None
 
 @pytest.mark.conformance(12)
 def test_an_option_that_does_not_exist_is_refused() -> None:
-    """A misspelt option is not ignored."""
+    """A misspelt option is not ignored, and of a handler's it is told which there are."""
     with pytest.raises(ConfigError, match="'concurency'"):
         ready().work(**t.cast(t.Any, {"concurency": 4}))
+    with pytest.raises(ConfigError, match="'caps', only task, cap, dead_on"):
+        ready().handler(**t.cast(t.Any, {"cap": 1, "caps": 2}))
 
 
 @pytest.mark.conformance(12, 105)

@@ -113,6 +113,7 @@ def test_it_indexes_whatever_a_folder_holds(demo: Demo, tmp_path: pathlib.Path) 
     """What can be read is counted, what cannot is dead with its reason, and links, pipes and caches are passed over."""
     odd_folder(tmp_path)
     out = demo.run(os.path.relpath(tmp_path))
+    assert out.endswith("The index stays in the schemas venturi_demo and venturi_demo_index of this database\n")
     assert "6 files, 11 lines, 2 functions" in out
     assert re.search(r"4 lines  longest  in .*good\.py", out)
     dead = dict(re.findall(r"^  \S+/(\w+\.\w+): (\w+)", out, re.MULTILINE))

@@ -126,6 +126,29 @@ def listens(port: int) -> bool:
     return False
 
 
+def test_flask_s_own_server_stops_without_leaving_a_claim(
+    start: Start, connect: cabc.Callable[..., psycopg.Connection], tmp_path: Path
+) -> None:
+    """The example in earnest, with app.run(), ended by SIGTERM: what runs then is completed before the process ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    source, _, rest = (EXAMPLES / "flask_app.py").read_text().partition("        client = app.test_client()")
+    assert "app.run()" in rest
+    program = source.replace("time.sleep(0.05)", "time.sleep(1)") + f"        app.run(port={port})\n"
+    (tmp_path / "serve.py").write_text(program)
+    server = start(str(tmp_path / "serve.py"))
+    eventually(lambda: listens(port), 20, what="the server listens")
+    get(f"http://127.0.0.1:{port}/users/ada", data=b"")
+    connection = connect(autocommit=True)
+    query = "SELECT status FROM example_flask.all_jobs ORDER BY created_at DESC LIMIT 1"
+    eventually(lambda: connection.execute(query).fetchone() == ("claimed",), what="the handler runs")
+    server.send_signal(signal.SIGTERM)
+    printed, _ = server.communicate(timeout=30)
+    assert server.returncode == 0, printed
+    assert connection.execute(query).fetchone() == ("completed",)
+
+
 def test_gunicorn_stops_without_leaving_a_claim(start: Start, connect: cabc.Callable[..., psycopg.Connection]) -> None:
     """Each process works beside its requests, and gives its jobs back or finishes them before it ends."""
     with socket.socket() as free:

@@ -397,11 +397,25 @@ def test_a_wrong_return_is_a_failure_that_names_it(
 
 
 @pytest.mark.conformance(32)
-@pytest.mark.parametrize("delay", [5, True, math.nan, math.inf, None, dt.datetime(2020, 1, 1)])
-def test_a_pause_of_a_number_is_refused_where_it_is_made(delay: object) -> None:
-    """So that the traceback shows the line (case 084)."""
-    with pytest.raises(TypeError, match="resume_in"):
-        Pause(t.cast(dt.timedelta, delay))
+@pytest.mark.parametrize("delay", [5, True, math.nan, math.inf, "5", dt.datetime(2020, 1, 1)])
+def test_a_delay_that_is_a_number_is_refused_where_it_is_given(delay: t.Any) -> None:
+    """So that the traceback shows the line, and in words that a journal may show (case 084)."""
+    told = f"must be a timedelta, not {type(delay).__name__}$"
+    with pytest.raises(TypeError, match=f"^resume_in {told}"):
+        Pause(delay)
+    with pytest.raises(TypeError, match=f"^delay {told}"):
+        RetryLater(delay)
+    with pytest.raises(TypeError, match=f"^delay {told}"):
+        venturi.Replace(delay)
+    with pytest.raises(TypeError, match=f"^delay {told}"):
+        venturi.Combine(Running(), delay=delay)
+
+
+@pytest.mark.conformance(32)
+def test_a_pause_of_none_is_refused() -> None:
+    """None is no delay where zero is the default (case 084)."""
+    with pytest.raises(TypeError, match="resume_in must be a timedelta, not NoneType"):
+        Pause(t.cast(dt.timedelta, None))
 
 
 class Own(BaseException):

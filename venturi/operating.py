@@ -29,7 +29,12 @@ class Operating:
     store: Store
 
     def job(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> Job | None:
-        """One job as it stands; None when the id is unknown."""
+        """One job as it stands; None when the id is unknown.
+
+        Raises:
+            TypeError: The id is no UUID.
+            SchemaError: The schema is missing or of another version.
+        """
         with self.store.borrowed(conn) as connection:
             return self.store.looking.job(connection, _id(id))
 
@@ -56,6 +61,8 @@ class Operating:
 
         Raises:
             ConfigError: An option is out of its bounds, or a datetime is naive.
+            TypeError: ``before`` is no UUID, or what should be a datetime is none.
+            SchemaError: The schema is missing or of another version.
         """
         if status is not None and status not in _STATUSES:
             raise ConfigError(f"status={status!r}: must be one of {', '.join(_STATUSES)}")
@@ -75,20 +82,36 @@ class Operating:
             )
 
     def journal(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> list[Entry]:
-        """Everything recorded of a job, oldest first; an empty list when the id is unknown."""
+        """Everything recorded of a job, oldest first; an empty list when the id is unknown.
+
+        Raises:
+            TypeError: The id is no UUID.
+            SchemaError: The schema is missing or of another version.
+        """
         with self.store.borrowed(conn) as connection:
             return self.store.looking.journal(connection, _id(id))
 
     def stats(self, *, conn: Connection | None = None) -> Stats:
-        """How many jobs of each kind are ready, scheduled, claimed and dead, in one consistent snapshot."""
+        """How many jobs of each kind are ready, scheduled, claimed and dead, in one consistent snapshot.
+
+        Raises:
+            SchemaError: The schema is missing or of another version.
+        """
         with self.store.borrowed(conn) as connection:
             return self.store.looking.stats(connection)
 
     def cancel(self, id: uuid.UUID, /, *, conn: Connection | None = None) -> bool:
         """Cancel a job: a pending one never runs, the run of a claimed one is told to stop.
 
+        Such a run that returns None or `Completed` completes its job all the same; with any other end, a `Pause`
+        or an error, the job is cancelled.
+
         Returns:
             False when the job is finished or unknown; nothing changes then.
+
+        Raises:
+            TypeError: The id is no UUID.
+            SchemaError: The schema is missing or of another version.
         """
         with self.store.transaction(conn) as connection:
             return self.store.looking.cancel(connection, _id(id), notify=self.store.notify)
@@ -101,6 +124,10 @@ class Operating:
 
         Returns:
             False when the job is not dead; nothing changes then.
+
+        Raises:
+            TypeError: The id is no UUID, or ``delay`` no timedelta.
+            SchemaError: The schema is missing or of another version.
         """
         return self._requeue(_id(id), None, 1, delay, conn) == 1
 
@@ -121,6 +148,11 @@ class Operating:
 
         Returns:
             How many.
+
+        Raises:
+            ConfigError: ``limit`` is below 1, or ``kind`` cannot be one.
+            TypeError: ``delay`` is no timedelta.
+            SchemaError: The schema is missing or of another version.
         """
         return self._requeue(None, self._kinds(kind), checks.whole("limit", limit, 1, sys.maxsize), delay, conn)
 
@@ -151,7 +183,9 @@ class Operating:
             How many jobs were deleted.
 
         Raises:
-            ConfigError: The instant is naive, or the status is not one of finished jobs.
+            ConfigError: The instant is naive, the status is not one of finished jobs, or ``kind`` cannot be one.
+            TypeError: ``finished_before`` is no datetime.
+            SchemaError: The schema is missing or of another version.
         """
         if status is not None and status not in tuple(FINISHED):
             raise ConfigError(f"status={status!r}: must be one of {', '.join(FINISHED)}")

@@ -8,13 +8,16 @@ import typing as t
 import attrs
 from typing_extensions import TypeVar
 
+from venturi import checks
 from venturi.values import Priority
 
 __all__ = ["Combine", "Completed", "Independent", "Keep", "Merge", "Outcome", "Pause", "Replace"]
 
 T = TypeVar("T")
 
-_span = attrs.validators.instance_of(dt.timedelta)
+
+def _span(made: object, field: attrs.Attribute[t.Any], value: object) -> None:
+    checks.delay(field.name, value)
 
 
 @attrs.frozen
@@ -31,6 +34,8 @@ class Completed:
 @attrs.frozen
 class Pause:
     """Run the job again later, with the carry as this run left it; no failure.
+
+    A carry that cannot be stored ends the job dead: without it the next run would begin again.
 
     Args:
         resume_in: Time until the next run. Default: zero, due at once but behind its peers. Negative counts as zero.

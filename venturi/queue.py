@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 from venturi import checks
 from venturi.context import Context
 from venturi.enqueuing import Enqueuing
+from venturi.errors import ConfigError
 from venturi.operating import Operating
 from venturi.outcome import Outcome
 from venturi.registry import Handler, Registry
@@ -22,6 +23,8 @@ if t.TYPE_CHECKING:
     from venturi.worker import Worker, WorkOptions
 
 __all__ = ["Queue"]
+
+_HANDLER_OPTIONS = ("task", "cap", "dead_on")
 
 T = TypeVar("T")
 C = TypeVar("C", default=None)
@@ -99,13 +102,16 @@ class Queue(Enqueuing, Operating, t.Generic[S]):
         Args:
             task: The task class. Default: None, read from the annotation when a worker starts.
             cap: Most runs of this kind at once in one worker, at least 1. Default: None, no limit but the slots.
-            dead_on: Exception types that can never succeed: they end the job dead at once. Default: none.
+            dead_on: A tuple of exception types that end the job dead at once, as no retry can help. Default: (), none.
 
         Raises:
-            ConfigError: The signature, the annotation or an option is wrong, or the function is here already with other
-                options.
+            ConfigError: The signature, the annotation or an option is wrong or unknown, or the function is here already
+                with other options.
             DuplicateKindError: The queue has another handler for the kind.
         """
+        unknown = [name for name in options if name not in _HANDLER_OPTIONS]
+        if unknown:
+            raise ConfigError(f"handler() has no option {unknown[0]!r}, only {', '.join(_HANDLER_OPTIONS)}")
         if fn is None:
             return functools.partial(self._register, **options)
         return self._register(fn, **options)
@@ -140,19 +146,26 @@ class Queue(Enqueuing, Operating, t.Generic[S]):
     @t.overload
     def work(self: Queue[None], *, block: t.Literal[False], **options: t.Unpack[WorkOptions]) -> Worker: ...
     @t.overload
+    def work(self: Queue[None], *, block: bool, **options: t.Unpack[WorkOptions]) -> Report | Worker: ...
+    @t.overload
     def work(self, *, state: S, block: t.Literal[True] = ..., **options: t.Unpack[WorkOptions]) -> Report: ...
     @t.overload
     def work(self, *, state: S, block: t.Literal[False], **options: t.Unpack[WorkOptions]) -> Worker: ...
+    @t.overload
+    def work(self, *, state: S, block: bool, **options: t.Unpack[WorkOptions]) -> Report | Worker: ...
     def work(self, *, state: t.Any = None, block: bool = True, **options: t.Unpack[WorkOptions]) -> t.Any:
         """Run the queue's jobs with its handlers until told to stop.
 
-        On the main thread SIGTERM and SIGINT stop it in order, a second one at once; elsewhere signals are not touched.
+        On the main thread SIGTERM and SIGINT stop it in order, a second one at once. On other threads, and with
+        ``block=False``, signals are not touched.
 
         Args:
             state: Given to every handler as ``ctx.state``. Default: None.
             block: Whether to return only when the worker has stopped. False gives the running worker, which stops when
                 its ``with`` block ends. Default: True.
-            options: See `WorkOptions`.
+            options: Times in seconds or as timedeltas; bounds in `WorkOptions`. Defaults: ``concurrency`` half the
+                cores, from 1 to 8, ``poll`` 30, ``lease`` 60, ``shutdown_timeout`` 30, ``backoff`` Backoff(1, 3600),
+                ``jitter`` 0.5, ``backstop`` 25, ``priority_ratio`` 4, ``stop`` None and ``signals`` True.
 
         Returns:
             The worker's report, or the running worker.
@@ -163,5 +176,6 @@ class Queue(Enqueuing, Operating, t.Generic[S]):
         """
         from venturi.worker import Worker
 
+        waits = checks.flag("block", block)
         worker = Worker(self, state=state, **options)
-        return worker.run() if block else worker.start()
+        return worker.run() if waits else worker.start()

@@ -30,7 +30,7 @@ class Handler(t.Generic[T]):
         fn: The function, of ``(task)`` or ``(task, ctx)``.
         task: The task class it handles. Default: None, read from the annotation of its first parameter when needed.
         cap: Most runs of this kind at once in one worker. Default: None, no limit but the worker's slots.
-        dead_on: Exception types that end the job dead at once.
+        dead_on: A tuple of exception types that end the job dead at once. Default: (), none.
 
     Raises:
         ConfigError: An option is wrong, or ``fn`` cannot be called.

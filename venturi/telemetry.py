@@ -36,7 +36,7 @@ import time
 import typing as t
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
@@ -45,7 +45,7 @@ from venturi.log import Log, log
 from venturi.text import note
 from venturi.values import KindStats, Stats
 
-__all__ = ["Telemetry"]
+__all__ = ["Telemetry", "version"]
 
 logger: Log = log("venturi.telemetry")
 
@@ -147,7 +147,7 @@ class Telemetry:
         if self._tracer is None and (now := time.monotonic()) >= self._look_at:
             self._look_at = now + LOOK_SECONDS
             with suppress(Exception):
-                found = trace.get_tracer("venturi", _version())
+                found = trace.get_tracer("venturi", version())
                 self._tracer = None if isinstance(found, trace.ProxyTracer) else found
         return self._tracer is not None
 
@@ -185,7 +185,7 @@ class Telemetry:
 
     def _instrument(self, name: str) -> t.Any:
         if not self._instruments:
-            meter = metrics.get_meter("venturi", _version())
+            meter = metrics.get_meter("venturi", version())
             counters = {each: meter.create_counter(each) for each in _COUNTERS}
             self._instruments = counters | {each: meter.create_histogram(each, unit="s") for each in _HISTOGRAMS}
         return self._instruments[name]
@@ -251,7 +251,7 @@ class _Gauges:
 
     def register(self) -> None:
         """Make the instruments; the API has no way to take them back."""
-        meter = metrics.get_meter("venturi", _version())
+        meter = metrics.get_meter("venturi", version())
         meter.create_observable_gauge("venturi.queue.depth", [self._depth])
         meter.create_observable_gauge("venturi.queue.oldest_ready_age", [self._age], unit="s")
 
@@ -284,8 +284,9 @@ class _Gauges:
 
 
 @functools.cache
-def _version() -> str:
+def version() -> str:
+    """The version of this library, as installed; 0 where it is not."""
     try:
-        return version("venturi-queue")
-    except PackageNotFoundError:
+        return metadata.version("venturi-queue")
+    except metadata.PackageNotFoundError:
         return "0"

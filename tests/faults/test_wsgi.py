@@ -16,7 +16,8 @@ from fixtures.waiting import eventually
 
 pytestmark = pytest.mark.faults
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "gunicorn_conf.py"
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "gunicorn_conf.py"
 
 
 @pytest.fixture
@@ -133,30 +134,34 @@ def test_gunicorn_without_its_master_stops_in_order(site: Site, kind: str) -> No
     assert job in {str(each.job) for each in site.effects() if each.what == "end"}
 
 
-WAITRESS = """
-import signal, sys
-import waitress
-from faults.wsgi import app, queue
-
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-with queue.work(block=False):
-    waitress.serve(app, listen="127.0.0.1:{port}", threads=4, _quiet=True)
-queue.close()
-"""
+SERVERS = {
+    "waitress": "waitress.serve(app, listen='127.0.0.1:{port}', threads=4, _quiet=True)",
+    "wsgiref.simple_server": "wsgiref.simple_server.make_server('127.0.0.1', {port}, app).serve_forever()",
+    "werkzeug.serving": "werkzeug.serving.run_simple('127.0.0.1', {port}, app, threaded=True)",  # Flask's app.run()
+}
 
 
-def waitress(site: Site) -> None:
-    """Start waitress with a worker beside it, and wait until it serves."""
-    pytest.importorskip("waitress")
-    (site.folder / "serve.py").write_text(WAITRESS.format(port=site.port))
+def beside(site: Site, server: str) -> None:
+    """Start a server inside the README's block for a worker beside it, and wait until it serves."""
+    pytest.importorskip(server)
+    told = (ROOT / "README.md").read_text().partition("In a thread beside a WSGI application")[2]
+    program = told.split("```")[1].removeprefix("python\n")
+    for line, instead in (("print(worker)", SERVERS[server].format(port=site.port)), ("venturi.work(", "queue.work(")):
+        assert line in program, program
+        program = program.replace(line, instead)
+    (site.folder / "serve.py").write_text(f"import {server}\nfrom faults.wsgi import app, queue\n\n{program}")
     site.start("serve.py")
     site.serves(workers=1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_waitress_stops_in_order(site: Site, number: signal.Signals) -> None:
-    """One process, one worker beside its threads: it completes what it runs before the program ends."""
-    waitress(site)
+# Where SIGINT is a KeyboardInterrupt that the server lets through, the block ends too, but with a traceback.
+ENDS = [*((server, signal.SIGTERM) for server in SERVERS), ("waitress", signal.SIGINT)]
+
+
+@pytest.mark.parametrize(("server", "number"), ENDS)
+def test_a_server_of_one_process_stops_in_order(site: Site, server: str, number: signal.Signals) -> None:
+    """One worker beside it, as the README says: it completes what it runs before the program ends."""
+    beside(site, server)
     requests(site)
     job = site.ask("/conn?seconds=1")["job"]
     site.begun(job)
@@ -168,12 +173,12 @@ def test_waitress_stops_in_order(site: Site, number: signal.Signals) -> None:
 
 def test_a_killed_waitress_leaves_its_claims_to_the_next_one(site: Site) -> None:
     """kill -9, and the next start: every job is completed."""
-    waitress(site)
+    beside(site, "waitress")
     requests(site)
     site.begun(site.ask("/pool?act=hang&once=1")["job"])
     site.process.kill()
     site.ends(-signal.SIGKILL)
-    waitress(site)
+    beside(site, "waitress")
     done(site.dsn, site.schema)
     site.process.send_signal(signal.SIGTERM)
     site.ends()

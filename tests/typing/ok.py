@@ -146,6 +146,17 @@ def boot(stop: threading.Event) -> list[uuid.UUID]:
     return [released.id for released in report.released]
 
 
+def either(waits: bool) -> list[venturi.Report | venturi.Worker]:
+    return [plain.work(block=waits), venturi.work(block=waits), queue.work(state=App(), block=waits)]
+
+
+def ready(any_queue: venturi.Queue[t.Any]) -> int:
+    return sum(counts.ready for counts in any_queue.stats().kinds.values())
+
+
+total = ready(queue) + ready(plain) + ready(venturi.default)
+
+
 # --- Tests
 
 

@@ -7,7 +7,8 @@ import functools
 import typing as t
 
 from venturi.cli import bench, operate, schema, show, work
-from venturi.cli.values import count, duration, identifier, moment, optional_whole
+from venturi.cli.values import count, duration, identifier, kind, moment, optional_whole, page
+from venturi.telemetry import version
 from venturi.values import Status
 
 __all__ = ["parser"]
@@ -27,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="venturi", description="Job queues on PostgreSQL.", epilog=_EPILOG, allow_abbrev=False
     )
+    made.add_argument("--version", action="version", version=f"venturi {version()}", help="show the version and exit")
     commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (_migrate, _work, _look, _change, _bench, _demo):
         add(commands)
@@ -88,10 +90,10 @@ def _look(commands: Commands) -> None:
     made = _command(commands, "journal", show.journal, "Show all runs of a job and why they failed.")
     made.add_argument("id", type=identifier)
     made = _command(commands, "jobs", show.jobs, "List jobs, newest first.")
-    made.add_argument("--kind", help="only this kind")
+    made.add_argument("--kind", type=kind, help="only this kind")
     made.add_argument("--status", choices=_STATUSES, help="only this status")
     made.add_argument("--before", type=identifier, metavar="ID", help="only older ones: the last id of the page before")
-    made.add_argument("--limit", type=int, default=50, metavar="N", help="most jobs to list, up to 1000 (default: 50)")
+    made.add_argument("--limit", type=page, default=50, metavar="N", help="most jobs to list, up to 1000 (default: 50)")
 
 
 def _change(commands: Commands) -> None:
@@ -99,13 +101,13 @@ def _change(commands: Commands) -> None:
     made.add_argument("id", type=identifier)
     made = _command(commands, "requeue", operate.requeue, "Send dead jobs back.")
     made.add_argument("id", type=identifier, nargs="?", help="this one")
-    made.add_argument("--kind", help="all of this kind, the longest dead first")
-    made.add_argument("--limit", type=int, metavar="N", help="most jobs to send back with --kind (default: 1000)")
+    made.add_argument("--kind", type=kind, help="those of this kind, the longest dead first, up to --limit")
+    made.add_argument("--limit", type=count, metavar="N", help="most jobs to send back with --kind (default: 1000)")
     made = _command(commands, "cleanup", operate.cleanup, "Delete finished jobs with their journal.")
     made.add_argument(
         "--before", type=moment, required=True, metavar="WHEN", help="finished before 30d ago, or 2026-01-31T00:00Z"
     )
-    made.add_argument("--kind", help="only this kind")
+    made.add_argument("--kind", type=kind, help="only this kind")
     made.add_argument("--status", choices=("completed", "dead", "cancelled"), help="only this status")
 
 

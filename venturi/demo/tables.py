@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import typing as t
 import uuid
 
@@ -22,6 +23,7 @@ __all__ = [
     "drop",
     "failures",
     "index",
+    "place",
     "store",
     "summary",
 ]
@@ -116,6 +118,14 @@ def store(conn: Connection, path: bytes, found: Contents) -> bool:
 def add_report(conn: Connection, report: str) -> None:
     """Store the report, which completes the index."""
     conn.execute("UPDATE venturi_demo_index.folder SET report = %s, finished_at = now()", [report])
+
+
+def place(conn: Connection, *, private: bool) -> str:
+    """Where the demo leaves what it has made, in words: the folder of the private server, or schemas."""
+    if not private:
+        return "the schemas venturi_demo and venturi_demo_index of this database"
+    ((data,),) = conn.execute("SHOW data_directory").fetchall()
+    return f"{pathlib.Path(data).parent}, the folder of the private server"
 
 
 def summary(conn: Connection) -> str:
