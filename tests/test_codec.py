@@ -34,9 +34,15 @@ Connection: t.TypeAlias = psycopg.Connection[tuple[t.Any, ...]]
 Trip: t.TypeAlias = cabc.Callable[[object, t.Any], t.Any]
 
 T = t.TypeVar("T")
+U = t.TypeVar("U")
 NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
 UserId = t.NewType("UserId", int)
 Amounts = TypeAliasType("Amounts", dict[str, list[int]])
+Number = TypeAliasType("Number", int)
+Pair = TypeAliasType("Pair", tuple[T, T], type_params=(T,))
+Reference = t.NewType("Reference", int)
+new_type: t.Any = t.NewType  # checkers take only a class for the second argument
+Ticket: t.Any = new_type("Ticket", t.Annotated[int, "positive"])
 
 
 class Colour(enum.Enum):
@@ -57,6 +63,33 @@ class Mood(enum.StrEnum):
 class Rights(enum.Flag):
     READ = 1
     WRITE = 2
+
+
+class Masked(enum.Enum):
+    """Shows another value than the one its members have."""
+
+    FIRST = 1
+    SECOND = 2
+
+    @property
+    def value(self) -> str:  # type: ignore[override]
+        return "masked"
+
+
+class Mixed(enum.Enum):
+    NUMBER = 1
+    WORD = "word"
+
+
+class Twins(enum.Enum):
+    NUMBER = 1
+    DIGIT = "1"
+
+
+class Coded(enum.IntEnum):
+    """Stored by name, by hooks."""
+
+    FIRST = 1
 
 
 class Text(str):
@@ -104,6 +137,51 @@ class IntBox(Box[int]):
 
 
 @attrs.frozen
+class Crate(Box[list[T]], t.Generic[T]):
+    """Uses the variable of its base for something else."""
+
+    label: T = attrs.field(kw_only=True)
+
+
+@attrs.frozen
+class Shipment(Crate[dt.datetime]):
+    pass
+
+
+@attrs.frozen
+class Relayed(Box[U], t.Generic[U]):
+    pass
+
+
+@attrs.frozen
+class Dated(Relayed[dt.datetime]):
+    pass
+
+
+@attrs.frozen
+class Carrier:
+    crate: Crate[int]
+    pair: Pair[dt.date]
+
+
+# Declares a field again, without an annotation.
+Renumbered: t.Any = attrs.frozen(type("Renumbered", (Wide,), {"name": attrs.field(type=int)}))
+Made: t.Any = attrs.make_class(
+    "Made", {"at": attrs.field(type=dt.date, kw_only=True)}, bases=(Box[dt.datetime],), frozen=True
+)
+
+
+@dataclasses.dataclass(slots=True)
+class DataBox(t.Generic[T]):
+    content: T
+
+
+@dataclasses.dataclass(slots=True)
+class DataCrate(DataBox[list[T]], t.Generic[T]):
+    label: T
+
+
+@attrs.frozen
 class Private:
     _token: str
     other: int = attrs.field(alias="another", default=1)
@@ -125,6 +203,70 @@ def _shout(text: str) -> str:
 @attrs.frozen
 class Shouting:
     text: str = attrs.field(converter=_shout)
+
+
+@attrs.define
+class Loud:
+    """Shouts whatever is assigned to it."""
+
+    text: str
+
+    def __setattr__(self, field: str, value: str) -> None:
+        object.__setattr__(self, field, _shout(value))
+
+
+@attrs.define
+class Louder(Loud):
+    more: str = ""
+
+
+@attrs.define
+class Echoing:
+    """Shouts whenever it is read."""
+
+    text: str
+
+    def __getattribute__(self, field: str) -> t.Any:
+        value = object.__getattribute__(self, field)
+        return _shout(value) if field == "text" else value
+
+
+@attrs.define(slots=False)
+class Counted:
+    number: int
+
+
+def _number(counting: t.Any) -> t.Any:
+    return t.cast("t.Any", vars(counting))["number"]
+
+
+def _count(counting: t.Any, value: int) -> None:
+    vars(counting)["number"] = value + 1
+
+
+# Counts up whatever is assigned to it.
+Counting: t.Any = attrs.define(slots=False)(type("Counting", (Counted,), {"number": property(_number, _count)}))
+
+
+@attrs.define
+class Patient:
+    """Checks what is assigned, with code of attrs alone."""
+
+    number: int = attrs.field(on_setattr=attrs.setters.validate)
+
+
+def _floats(numbers: t.Iterable[int]) -> set[t.Any]:
+    return set(map(float, numbers))
+
+
+def _float_keys(numbers: t.Mapping[int, int]) -> dict[t.Any, int]:
+    return {float(number): value for number, value in numbers.items()}
+
+
+@attrs.define
+class Floating:
+    numbers: set[int] = attrs.field(factory=set[int], converter=_floats)
+    by_number: dict[int, int] = attrs.field(factory=dict[int, int], converter=_float_keys)
 
 
 @attrs.frozen
@@ -220,6 +362,28 @@ def _write_lossy(money: Lossy) -> int:
 
 venturi.codec.converter.register_structure_hook(Money, _read_money)
 venturi.codec.converter.register_unstructure_hook(Money, _write_money)
+
+
+def _read_reference(data: t.Any, _: t.Any) -> Reference:
+    return Reference(int(data.removeprefix("r")))
+
+
+def _write_reference(reference: Reference) -> str:
+    return f"r{reference}"
+
+
+def _read_coded(data: t.Any, _: t.Any) -> Coded:
+    return Coded[data]
+
+
+def _write_coded(coded: Coded) -> str:
+    return coded.name
+
+
+venturi.codec.converter.register_structure_hook(Reference, _read_reference)
+venturi.codec.converter.register_unstructure_hook(Reference, _write_reference)
+venturi.codec.converter.register_structure_hook(Coded, _read_coded)
+venturi.codec.converter.register_unstructure_hook(Coded, _write_coded)
 venturi.codec.converter.register_structure_hook(Lossy, _read_lossy)
 venturi.codec.converter.register_unstructure_hook(Lossy, _write_lossy)
 
@@ -313,6 +477,17 @@ STORABLE: list[tuple[t.Any, t.Any]] = [
     ({Level.LOW: 1}, dict[Level, int]),
     ({Mood.GOOD: 1}, dict[Mood, int]),
     ({dt.date.min: 1}, dict[dt.date, int]),
+    ({dt.timedelta.min: 1}, dict[dt.timedelta, int]),
+    ({-7: "a"}, dict[Number, str]),
+    ({-7: "a"}, t.cast("t.Any", dict)[Ticket, str]),
+    ({2: "a", "x": "b"}, dict[t.Literal[1, 2, "x"], str]),
+    ({7: "a", uuid.UUID(int=5): "b"}, dict[int | uuid.UUID, str]),
+    ({Mixed.NUMBER: 1, Mixed.WORD: 2}, dict[Mixed, int]),
+    ({Rights.READ | Rights.WRITE: 1}, dict[Rights, int]),
+    ({Reference(7): "a"}, dict[Reference, str]),
+    ({Coded.FIRST: 1}, dict[Coded, int]),
+    (Masked.SECOND, Masked),
+    ({Masked.SECOND: 1}, dict[Masked, int]),
     (None, int | None),
     (0, t.Optional[int]),  # noqa: UP045
     (1, int | str),
@@ -334,6 +509,15 @@ STORABLE: list[tuple[t.Any, t.Any]] = [
     (Box([1.0, None]), Box),
     (IntBox(1, [2]), IntBox),
     ([Box(Box(1))], list[Box[Box[int]]]),
+    (Crate([1], label=2), Crate[int]),
+    (Shipment([INSTANT], label=INSTANT), Shipment),
+    (Dated(INSTANT, [INSTANT]), Dated),
+    (Carrier(Crate([1], label=2), (dt.date.min, dt.date.max)), Carrier),
+    (Renumbered(depth=1, name=2), Renumbered),
+    (Made(INSTANT, at=dt.date.min), Made),
+    (DataCrate([INSTANT], INSTANT), DataCrate[dt.datetime]),
+    ((INSTANT, INSTANT), Pair[dt.datetime]),
+    (Patient(1), Patient),
     (Private("t", 2), Private),
     (Derived(3), Derived),
     (Positive(1), Positive),
@@ -398,6 +582,9 @@ UNSTORABLE: list[tuple[t.Any, t.Any, str]] = [
     ({(1,): 2}, dict[tuple[int], int], "$[tuple]"),
     ({1.5: 2}, dict[float, int], "$[float]"),
     ({True: 2}, dict[int, int], "$[True]"),
+    ({1: 2}, dict[int | str, int], "$[1]"),
+    ({1: 2}, dict[t.Literal[1, "1"], int], "$[1]"),
+    ({Twins.NUMBER: 2}, dict[Twins, int], "$[Twins]"),
     (1, str, "$"),
     ("1", int, "$"),
     (True, int, "$"),
@@ -428,6 +615,12 @@ UNSTORABLE: list[tuple[t.Any, t.Any, str]] = [
     (Colour.NONE, Colour | None, "$"),
     (Shouting("a"), Shouting, "$"),
     (OwnInit(1), OwnInit, "$"),
+    (Loud("a"), Loud, "$"),
+    (Louder("a"), Louder, "$"),
+    (Echoing("a"), Echoing, "$"),
+    (Counting(1), Counting, "$"),
+    (Crate[t.Any]([1], label="a"), Crate[int], "$.label"),
+    (Crate[t.Any](["a"], label=1), Crate[int], "$.content[0]"),
     (lambda: None, cabc.Callable[[], None], "$"),
     ([print], list, "$[0]"),
     (object(), object, "$"),
@@ -479,6 +672,22 @@ def test_a_type_alias_may_hold_itself() -> None:
     exec("type Tree = dict[str, Tree]", names)
     assert decode(encode({"a": {"b": {}}}, names["Tree"]), names["Tree"]) == {"a": {"b": {}}}
     assert refusal({"a": {"b": 1}}, names["Tree"]).path == "$.a.b"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the syntax came with 3.12")
+def test_classes_and_aliases_may_declare_their_variables_in_brackets() -> None:
+    """``class Outer[T](Inner[list[T]])`` and ``type Pair[T]`` have variables like any other."""
+    names: dict[str, t.Any] = {"attrs": attrs}
+    source = (
+        "@attrs.frozen\nclass Inner[T]:\n  x: T\n"
+        "@attrs.frozen\nclass Outer[T](Inner[list[T]]):\n  y: T\n"
+        "type Pair[T] = tuple[T, T]"
+    )
+    exec(compile(source, "<source>", "exec", dont_inherit=True), names)  # early 3.12 does not find T by its name
+    type_, pair = names["Outer"][dt.date], (dt.date.min, dt.date.max)
+    value = names["Outer"]([*pair], dt.date.min)
+    assert decode(encode(value, type_), type_) == value
+    assert decode(encode(pair, names["Pair"][dt.date]), names["Pair"][dt.date]) == pair
 
 
 def test_brackets_inside_strings_are_no_levels() -> None:
@@ -576,6 +785,16 @@ def test_every_decode_gives_a_fresh_value() -> None:
     assert decode(text, Data) == Data(1, ["a"])
 
 
+def test_equal_items_of_another_type_are_not_the_same() -> None:
+    """A class that makes floats of ints is refused, although 1 == 1.0."""
+    numbers, by_number = Floating(), Floating()
+    numbers.numbers.add(1)
+    by_number.by_number[1] = 1
+    assert decode(encode(Floating(), Floating), Floating) == Floating()
+    assert "not come back as it is" in refusal(numbers, Floating).problem
+    assert "not come back as it is" in refusal(by_number, Floating).problem
+
+
 def test_encoding_leaves_the_value_alone() -> None:
     """A class that changes its lists while it is built does not change the caller's when it is checked."""
 
@@ -651,13 +870,25 @@ def test_an_annotation_that_does_not_resolve_is_named() -> None:
 
 
 def test_a_class_inside_a_function_may_hold_itself() -> None:
-    """Its own name resolves, although it is no global (case 033)."""
+    """Its own name resolves, although it is no global, and in a subclass too (case 033)."""
 
     @attrs.frozen
     class Chain:
         following: Chain | None = None
 
+    @attrs.frozen
+    class Anchored(Chain):
+        depth: int = 0
+
+    @attrs.frozen
+    class Broken:
+        following: Broken | None = None
+        ratio: Fraction | None = None
+
     assert decode(encode(Chain(Chain()), Chain), Chain) == Chain(Chain())
+    assert decode(encode(Anchored(Chain(), 1), Anchored), Anchored) == Anchored(Chain(), 1)
+    with pytest.raises(ConfigError, match=r"Broken\.ratio: .* Fraction"):
+        encode(Broken(), Broken)
 
 
 def test_unions_read_alike_in_either_order() -> None:

@@ -14,7 +14,7 @@ from fixtures.work import ended, until, working
 
 import venturi
 from venturi import Backoff, ConfigError, Priority
-from venturi.task import task_type
+from venturi.task import dedup_key, task_type
 
 
 @venturi.task("mail.welcome", priority=Priority.HIGH)
@@ -149,6 +149,96 @@ def test_a_class_that_attrs_cannot_take_is_refused_by_name(cls: type) -> None:
     with pytest.raises(ConfigError, match=f"^{cls.__qualname__} cannot be made an attrs class") as caught:
         venturi.task("fine")(cls)
     assert str(caught.value.__cause__) in str(caught.value)
+
+
+def bare(cls: type) -> type:
+    return cls
+
+
+PREPARED: list[t.Any] = [bare, attrs.define, attrs.define(slots=False)]
+
+
+class Inherited:
+    @property
+    def merge(self) -> str:
+        return "a"
+
+
+def policy(task: object) -> str:
+    return "a"
+
+
+@pytest.mark.parametrize("name", ["dedup_key", "merge"])
+@pytest.mark.parametrize("wrapper", [property, functools.cached_property, str])
+@pytest.mark.parametrize("prepare", PREPARED)
+def test_a_policy_that_is_no_method_is_refused(name: str, wrapper: t.Any, prepare: t.Any) -> None:
+    """It would never be asked; the error names class and attribute."""
+    made = type("Odd", (), {name: wrapper(policy), "__annotations__": {}})
+    with pytest.raises(ConfigError, match=rf"^Odd\.{name}: must be a method"):
+        venturi.task("fine")(prepare(made))
+
+
+def test_a_policy_may_be_inherited_or_absent() -> None:
+    """Any method will do; a property of a base will not."""
+
+    class Base:
+        @classmethod
+        def dedup_key(cls) -> str:
+            return cls.__name__
+
+        @staticmethod
+        def merge(existing: object) -> venturi.Keep:
+            return venturi.Keep()
+
+    @venturi.task("fine")
+    class Fine(Base):
+        pass
+
+    assert dedup_key(Fine()) == "Fine"
+    assert dedup_key(Empty()) is None
+    with pytest.raises(ConfigError, match=r"^Odd\.merge: must be a method, not property"):
+        venturi.task("fine")(type("Odd", (Inherited,), {}))
+
+
+@attrs.define
+class Unhashable:
+    pass
+
+
+@pytest.mark.parametrize("default", [[], {}, set[int](), bytearray(), Unhashable()])
+@pytest.mark.parametrize("prepare", PREPARED)
+def test_a_mutable_default_is_refused(default: object, prepare: t.Any) -> None:
+    """All runs of a process would share it; the error names the field and what to write instead."""
+    made = type("Odd", (), {"items": default, "__annotations__": {"items": t.Any}})
+    with pytest.raises(ConfigError, match=rf"^Odd\.items: .*attrs\.field\(factory={type(default).__name__}\)"):
+        venturi.task("fine")(prepare(made))
+
+
+def test_a_mutable_default_of_a_carry_is_refused() -> None:
+    """What one job keeps in it would be found there by the next."""
+
+    @attrs.define
+    class Seen:
+        pages: list[int] = []  # noqa: RUF008
+
+    with pytest.raises(ConfigError, match=r"Seen\.pages: .*attrs\.field\(factory=list\)"):
+        venturi.task("fine", carry=Seen)
+
+
+def test_any_other_default_is_taken() -> None:
+    """Immutable ones, factories, and those that are made of the task itself."""
+
+    @venturi.task("fine")
+    class Fine:
+        text: str = ""
+        pair: tuple[int, ...] = ()
+        welcome: Welcome = Welcome(1)
+        items: list[int] = attrs.field(factory=list[int])
+        size: int = attrs.field(default=attrs.Factory(lambda self: len(self.items), takes_self=True))
+
+    assert Fine().items == []
+    assert Fine().items is not Fine().items
+    assert Fine(items=[1]).size == 1
 
 
 @pytest.mark.conformance(4)

@@ -5,7 +5,7 @@ The promise: a value comes back equal and of the same type, or `encode` refuses 
 **Types.** attrs classes (private, generic and recursive ones too), dataclasses, None, bool, int, float, str, bytes,
 datetime, date, time, timedelta, UUID, Decimal, Path, enums, Literal, list, tuple, set, frozenset, dict, Optional,
 Union, NewType and Annotated. Sequence stands for list, Mapping for dict, Set for set. An enum is stored by its value,
-which must be plain JSON. The keys of a dict are ints or of any type that is stored as a string. Any, object and a
+which must be plain JSON. The keys of a dict are of any type that is stored as an int or as a string. Any, object and a
 field without annotation hold plain JSON only: None, bool, int, float, str, lists, and dicts with str keys.
 
 **Strict.** The type must be exactly the annotated one: 1 is no str, no bool and no float, a tuple is no list, a

@@ -68,7 +68,7 @@ def task(
 
     A class that is an attrs class already is taken as it is. Two methods may set its policy: ``dedup_key(self)``
     returns a str, int or UUID (None: no dedup), ``merge(self, existing)`` decides what becomes of a pending job with
-    that key (default: `Replace`). Both run in the thread that enqueues.
+    that key (default: `Replace`). Both run in the thread that enqueues. A field may have either name, and is data then.
 
     Args:
         kind: The name stored with every job, 1 to 200 bytes; never derived from the class, so that code may move.
@@ -80,7 +80,8 @@ def task(
         aliases: Former kinds of this task: their jobs are run and merged as if they were of this kind.
 
     Raises:
-        ConfigError: An option is out of its bounds, or the carry type or the class cannot be used.
+        ConfigError: An option is out of its bounds, or the carry type or the class cannot be used: ``dedup_key`` or
+            ``merge`` is no method, or a field has a mutable default, which all runs of a process would share.
     """
     described = {
         "kind": _kind("kind", kind),
@@ -95,6 +96,8 @@ def task(
         if not isinstance(cls, type):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers are typed
             raise ConfigError(f"@venturi.task({kind!r}) decorates a class, not {cls!r}")
         made = cls if "__attrs_attrs__" in vars(cls) else _frozen(cls)
+        _check_policy(made)
+        _check_defaults(made)
         made.__venturi_task__ = TaskType(cls=made, **described)  # type: ignore[attr-defined]
         return made
 
@@ -156,6 +159,24 @@ def _frozen(cls: type[U]) -> type[U]:
         raise ConfigError(f"{cls.__qualname__} cannot be made an attrs class, as every task is: {error}") from error
 
 
+def _check_policy(cls: type) -> None:
+    data = {field.name for field in attrs.fields(cls)}
+    for name in ("dedup_key", "merge"):
+        method = getattr(cls, name, None)
+        if name not in data and method is not None and not callable(method):
+            raise ConfigError(f"{cls.__qualname__}.{name}: must be a method, not {type(method).__name__}")
+
+
+def _check_defaults(cls: type) -> None:
+    for field in attrs.fields(cls):
+        if type(field.default).__hash__ is None:
+            kind = type(field.default).__name__
+            raise ConfigError(
+                f"{cls.__qualname__}.{field.name}: all runs of a process would share this default {kind}; "
+                f"write attrs.field(factory={kind}) for a fresh one each time"
+            )
+
+
 def _names(aliases: object) -> tuple[object, ...]:
     if isinstance(aliases, str) or not isinstance(aliases, Iterable):
         raise ConfigError(f"aliases={aliases!r}: must be a sequence of kinds")
@@ -174,6 +195,8 @@ def _carry(value: t.Any) -> t.Any:
     origin = t.get_origin(value) or value
     if not (isinstance(origin, type) and (attrs.has(origin) or origin in _PLAIN)):
         raise ConfigError(f"carry={value!r}: must be an attrs class or a plain JSON type")
+    if attrs.has(origin):
+        _check_defaults(origin)
     try:
         origin()
     except Exception as error:

@@ -1,8 +1,8 @@
 """How each type is stored: for every annotation a pair of functions, made once, that convert and check in one pass.
 
 What such a pair stores comes back equal by construction. Where code of the user has a say (hooks, and classes with
-converters, validators or an ``__init__`` of their own), and where union members could be mixed up, the value is read
-back at once and compared.
+converters, validators or an ``__init__`` or ``__setattr__`` of their own), and where union members or keys could be
+mixed up, the value is read back at once and compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from venturi._forms.composites import (
     optional,
     verified,
 )
-from venturi._forms.records import Record, fields, is_record, is_required, runs_code
+from venturi._forms.records import Record, arguments_of, fields, filled, is_record, is_required, runs_code
 from venturi._forms.scalars import SCALARS, Convert, Form, Refused, name, unchanged
 from venturi.text import describe
 
@@ -79,8 +79,8 @@ def _native(type_: t.Any) -> Form:
         return Form(dump_plain, unchanged)
     if isinstance(type_, t.NewType):
         return form(type_.__supertype__)
-    if origin is None and hasattr(type_, "__value__"):  # a named alias, which may hold itself
-        return Form(lambda value: form(type_.__value__).dump(value), lambda data: form(type_.__value__).load(data))
+    if hasattr(cls, "__value__"):  # a named alias, which may hold itself
+        return Form(lambda value: _aliased(type_).dump(value), lambda data: _aliased(type_).load(data))
     if origin in (t.Annotated, t.Final):
         return form(arguments[0])
     if origin in (t.Union, types.UnionType):
@@ -96,6 +96,10 @@ def _native(type_: t.Any) -> Form:
         made = Form(record.dump, record.load)
         return verified(made) if runs_code(record.cls) else made
     return _unsupported(type_)
+
+
+def _aliased(type_: t.Any) -> Form:
+    return form(filled((t.get_origin(type_) or type_).__value__, arguments_of(type_)))
 
 
 def _union(members: tuple[t.Any, ...]) -> Form:
@@ -123,10 +127,11 @@ def _container(cls: type[t.Any], origin: t.Any, arguments: tuple[t.Any, ...]) ->
 
 
 def _is_numeric(key: t.Any) -> bool:
+    """Whether keys of that type are read as ints first."""
     while isinstance(key, t.NewType):
         key = key.__supertype__
     if isinstance(key, type) and issubclass(key, enum.Enum):
-        return all(type(member.value) is int for member in key)
+        return all(type(member._value_) is int for member in key)
     return key is int
 
 

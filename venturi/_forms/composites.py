@@ -29,15 +29,16 @@ def enumeration(cls: type[enum.Enum]) -> Form:
 
     def dump(member: t.Any) -> t.Any:
         check(member, cls, cls)
-        return dump_plain(member.value)
+        # Not `value`, which a class may define anew; members are looked up by this one.
+        return dump_plain(member._value_)
 
     def load(data: t.Any) -> enum.Enum:
         try:
-            member = cls(data)
+            member: t.Any = cls(data)
         except Exception as error:
             raise Refused(f"no value of {name(cls)}") from error
-        check(data, kind_of(member.value), cls)
-        return member
+        check(data, kind_of(member._value_), cls)
+        return t.cast(enum.Enum, member)
 
     return Form(dump, load)
 
@@ -92,30 +93,41 @@ def fixed_tuple(items: list[Form]) -> Form:
 
 
 def mapping(key: Form, item: Form, *, numeric: bool) -> Form:
-    """A dict, stored as an object; with ``numeric`` the keys are ints before they become strings."""
+    """A dict, stored as an object; ``numeric`` says that its keys are rather ints than strings."""
+    keys = _in_text(key, numeric)
 
-    def dump_key(value: t.Any) -> str:
+    def dump(values: t.Any) -> dict[str, t.Any]:
+        check(values, dict, dict)
+        return _items(keys.dump, item.dump, values)
+
+    def load(data: t.Any) -> dict[t.Any, t.Any]:
+        check(data, dict, dict)
+        return _items(keys.load, item.load, data)
+
+    return Form(dump, load)
+
+
+def _in_text(key: Form, numeric: bool) -> Form:
+    """The form of a key that is stored as a string: what was stored as an int in its digits."""
+
+    def dump(value: t.Any) -> str:
         data = key.dump(value)
-        if type(data) is not (int if numeric else str):
+        if type(data) not in (str, int):
             raise Refused(f"a key of type {name(kind_of(value))} cannot be stored")
         return str(data)
 
-    def load_key(text: str) -> t.Any:
-        if not numeric:
-            return key.load(text)
+    def load_digits(text: str) -> t.Any:
         if len(text) > 601 or not text.removeprefix("-").isdecimal() or str(int(text)) != text:
             raise Refused("a key that is no int")
         return key.load(int(text))
 
-    def dump(values: t.Any) -> dict[str, t.Any]:
-        check(values, dict, dict)
-        return _items(dump_key, item.dump, values)
-
-    def load(data: t.Any) -> dict[t.Any, t.Any]:
-        check(data, dict, dict)
-        return _items(load_key, item.load, data)
-
-    return Form(dump, load)
+    if key is SCALARS[str]:
+        return key
+    if key is SCALARS[int]:
+        return Form(dump, load_digits)
+    # The string does not tell which of both it was, so what reads it must show that it comes back.
+    readings = [Form(dump, key.load), Form(dump, load_digits)]
+    return verified(Form(dump, first_of(readings[::-1] if numeric else readings).load))
 
 
 def dump_plain(value: t.Any) -> t.Any:
@@ -188,11 +200,17 @@ def _same(one: t.Any, other: t.Any) -> bool:
         return False
     if kind in (list, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
+    if kind in (set, frozenset):
+        return _typed(one) == _typed(other)
     if kind is dict:
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return _typed(one) == _typed(other) and all(_same(one[key], other[key]) for key in one)
     if is_record(kind):
         return all(_same(getattr(one, field), getattr(other, field)) for field in compared(kind))
     return bool(one == other)
+
+
+def _typed(values: abc.Iterable[t.Any]) -> set[t.Any]:
+    return {(kind_of(value), value) for value in values}
 
 
 def _each(convert: Convert, values: abc.Iterable[t.Any]) -> list[t.Any]:

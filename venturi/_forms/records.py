@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc as abc
 import dataclasses
 import functools
+import inspect
 import typing as t
 
 import attrs
@@ -13,7 +14,7 @@ from venturi._forms.scalars import SCALARS, Convert, Form, Refused, check, name
 from venturi.errors import ConfigError
 from venturi.text import describe
 
-__all__ = ["Record", "compared", "fields", "is_record", "is_required", "runs_code"]
+__all__ = ["Record", "arguments_of", "compared", "fields", "filled", "is_record", "is_required", "runs_code"]
 
 Field: t.TypeAlias = "attrs.Attribute[t.Any] | dataclasses.Field[t.Any]"
 
@@ -42,12 +43,26 @@ def is_required(field: Field) -> bool:
 
 
 def runs_code(cls: type) -> bool:
-    """Whether making an instance may run more than the assignments that attrs writes."""
+    """Whether making or reading an instance may run more than what attrs writes."""
     methods = ("__attrs_init__", "__attrs_pre_init__", "__attrs_post_init__")
     return (
         "__attrs_attrs__" not in vars(cls)
         or any(hasattr(cls, method) for method in methods)
         or any(field.converter or field.validator or not field.init for field in attrs.fields(cls))
+        or _has_own_access(cls)
+    )
+
+
+def _has_own_access(cls: t.Any) -> bool:
+    """Whether instances are created, or their fields assigned or read, in a way of the class's own."""
+    setter = cls.__setattr__
+    return (
+        type(cls).__call__ is not type.__call__
+        or cls.__new__ is not object.__new__
+        or cls.__getattribute__ is not object.__getattribute__
+        # attrs writes a setter for frozen classes and for hooks, and makes instances without calling it.
+        or not (setter is object.__setattr__ or getattr(setter, "__globals__", None) is attrs.fields.__globals__)
+        or any(isinstance(getattr(cls, field.name, None), property) for field in attrs.fields(cls))
     )
 
 
@@ -126,27 +141,54 @@ def _is_single(hint: t.Any) -> bool:
 
 
 def _hints(type_: t.Any, cls: type) -> dict[str, t.Any]:
-    """The resolved annotation of every field, with the arguments of a generic class filled in."""
-    resolved = _resolved(cls)
-    known: dict[t.Any, t.Any] = {}
-    for alias in (type_, *getattr(cls, "__orig_bases__", ())):
-        known.update(zip(getattr(t.get_origin(alias), "__parameters__", ()), t.get_args(alias), strict=False))
-    return {field.name: _filled(resolved.get(field.name, field.type or t.Any), known) for field in fields(cls)}
+    """The resolved annotation of every field, with the arguments of generic classes filled in."""
+    resolved, known = _resolved(cls), _known(type_, cls)
+    hints: dict[str, t.Any] = {}
+    for field in fields(cls):
+        owner = next((base for base in cls.__mro__ if field.name in _declared(base)), cls)
+        annotated = field.name in inspect.get_annotations(owner)
+        hint = resolved[field.name] if annotated else field.type or t.Any
+        hints[field.name] = filled(hint, known.get(owner, {}))
+    return hints
 
 
-def _filled(hint: t.Any, known: dict[t.Any, t.Any]) -> t.Any:
+def _declared(cls: type) -> set[str]:
+    """The fields of the class itself, without those of its bases; attrs allows some that have no annotation."""
+    own = [field.name for field in vars(cls).get("__attrs_attrs__", ()) if not field.inherited]
+    return {*own, *inspect.get_annotations(cls)}
+
+
+def _known(type_: t.Any, cls: type) -> dict[type, dict[t.Any, t.Any]]:
+    """What the type variables of the class and of each of its bases stand for; two of them may use the same one."""
+    known = {cls: arguments_of(type_)}
+    for owner in cls.__mro__:
+        own = known.setdefault(owner, {})
+        for base in vars(owner).get("__orig_bases__", ()):
+            given = {variable: filled(hint, own) for variable, hint in arguments_of(base).items()}
+            known.setdefault(t.get_origin(base) or base, given)
+    return known
+
+
+def arguments_of(type_: t.Any) -> dict[t.Any, t.Any]:
+    """What the variables of a generic type stand for; empty for one without arguments."""
+    return dict(zip(getattr(t.get_origin(type_), "__parameters__", ()), t.get_args(type_), strict=False))
+
+
+def filled(hint: t.Any, known: dict[t.Any, t.Any]) -> t.Any:
+    """The annotation with its type variables replaced; one that stands for nothing known is Any."""
     if isinstance(hint, t.TypeVar):
         return known.get(hint, t.Any)
     parameters = getattr(hint, "__parameters__", ()) if t.get_origin(hint) else ()
     return hint[tuple(known.get(parameter, t.Any) for parameter in parameters)] if parameters else hint
 
 
-def _resolved(cls: type) -> dict[str, t.Any]:
+def _resolved(cls: type, known: dict[str, type] | None = None) -> dict[str, t.Any]:
     try:
-        return t.get_type_hints(cls)
+        return t.get_type_hints(cls, localns=known)
     except NameError as error:
-        if error.name == cls.__name__:  # a class made inside a function, which holds itself
-            return t.get_type_hints(cls, localns={cls.__name__: cls})
+        own = {base.__name__: base for base in reversed(cls.__mro__)}
+        if known is None and error.name in own:  # a class made inside a function, which holds itself
+            return _resolved(cls, own)
         field = next((field.name for field in fields(cls) if str(error.name) in str(field.type)), "?")
         raise ConfigError(
             f"{cls.__qualname__}.{field}: its annotation names {error.name}, which does not exist at run time; "
