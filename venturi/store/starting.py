@@ -8,12 +8,9 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from venturi.errors import ConfigError, SchemaError
-from venturi.log import Log, log
 from venturi.store.connections import Session
 
 __all__ = ["examine", "examine_listening"]
-
-logger: Log = log("venturi.worker")
 
 LOOKS = 10
 """How often two sessions are compared."""
@@ -40,10 +37,10 @@ SELECT current_user::text, pg_catalog.pg_is_in_recovery(),
 """
 
 
-def examine(connection: psycopg.Connection[t.Any], schema: str) -> None:
-    """Make sure that the role may work on a queue, and say what may keep it from finding jobs.
+def examine(connection: psycopg.Connection[t.Any], schema: str) -> list[str]:
+    """Make sure that the role may work on a queue; what may yet keep it from finding jobs.
 
-    A standby may be promoted, and policies may show the role all there is, so that both are only logged.
+    A standby may be promoted, and policies may show the role all there is, so that both are only to be told.
 
     Raises:
         SchemaError: The role lacks privileges.
@@ -53,18 +50,18 @@ def examine(connection: psycopg.Connection[t.Any], schema: str) -> None:
     role, standby, missing, hidden = t.cast("tuple[str, bool, list[str], list[str]]", row)
     if missing:
         raise SchemaError(f"the role {role!r} may not work on the schema {schema!r}: it lacks {', '.join(missing)}")
+    doubts: list[str] = []
     if standby:
-        logger.warning(
-            "the server of the schema %r is a standby: nothing is done before it is promoted; with "
-            "target_session_attrs=read-write the connection string leads to the primary",
-            schema,
+        doubts.append(
+            f"the server of the schema {schema!r} is a standby: nothing is done before it is promoted; with "
+            "target_session_attrs=read-write the connection string leads to the primary"
         )
     if hidden:
-        logger.warning(
-            "row-level security is in force for the role %r in the schema %r (%s): jobs that its policies hide are "
-            "never run",
-            role, schema, ", ".join(hidden),
-        )  # fmt: skip
+        doubts.append(
+            f"row-level security is in force for the role {role!r} in the schema {schema!r} ({', '.join(hidden)}): "
+            "jobs that its policies hide are never run"
+        )
+    return doubts
 
 
 def examine_listening(session: Session, another: Session) -> None:

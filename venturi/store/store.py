@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from venturi.log import Log, log
 from venturi.store import migrate, starting
 from venturi.store.connections import Connection, Pool, Session, connect, own, readable, resolve, schema_errors
 from venturi.store.looking import HISTORY, Looking
@@ -22,6 +23,8 @@ from venturi.store.sql import Sql
 from venturi.values import Entry, Stats
 
 __all__ = ["Store", "Wakers"]
+
+logger: Log = log("venturi.worker")
 
 
 class Wakers:
@@ -121,15 +124,15 @@ class Store:
         return session
 
     def _examine(self, session: Session) -> None:
-        # Once, since what is wrong later may pass, as an outage does; without a lock, which a fork could find taken.
+        # Once, since what is wrong later may pass, as an outage does. Whoever comes while another is at it looks too:
+        # none may go on before the role is known to be good enough. No lock, which a fork could find taken.
         if self._examined:
             return
-        self._examined = True
-        try:
-            starting.examine(session, self.schema)
-        except BaseException:
-            self._examined = False
-            raise
+        doubts = starting.examine(session, self.schema)
+        if not self._examined:
+            self._examined = True
+            for doubt in doubts:
+                logger.warning("%s", doubt)
 
     def listening_session(self, patience: Callable[[], float]) -> Session:
         """A session that may listen and hold locks.
