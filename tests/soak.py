@@ -1,9 +1,9 @@
 """Hours of mixed work while everything is killed at random: ``python -m tests.soak --minutes 60`` from the checkout.
 
 Several worker and producer processes share one queue. Now and then one of them is killed or asked to stop, or a session
-of theirs is ended by the server; one worker is spared, to watch its memory. An old snapshot is held open for the first
-half, so that the second shows whether the rates recover. In the end every job that was enqueued must be
-completed, or dead where that was to be expected, and the journal must have each of its runs.
+of theirs is ended by the server. One worker is spared: it must live to the end, and its memory must not grow. An old
+snapshot is held open for the first half, and the rate must have recovered in the last third. In the end every job that
+was enqueued must be completed, or dead where that was to be expected, and the journal must have each of its runs.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ REPORT = 10.0
 
 ENOUGH = 3000
 """Unfinished jobs at which producers wait."""
+
+GROWTH = 30.0
+"""MB by which the spared worker may have grown since the end of the first third."""
+
+RECOVERED = 0.5
+"""Least share of the first third's rate that the last third must have."""
 
 QUICK = venturi.Backoff(0.05, 1.0)
 
@@ -163,7 +169,11 @@ def _task(dice: random.Random) -> object:
 
 
 class Process:
-    """One of the processes, started again whenever it ends."""
+    """One of the processes, started again whenever it was made to end.
+
+    Attributes:
+        deaths: How often it was.
+    """
 
     def __init__(self, folder: pathlib.Path, *arguments: str) -> None:
         self._arguments = arguments
@@ -172,6 +182,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
+        self._sent: set[signal.Signals] = set()
         with self._words.open("a") as words:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.soak", "--as", *self._arguments],
@@ -181,25 +192,38 @@ class Process:
 
     def keep_alive(self) -> None:
         """Start it again if it has ended."""
-        if (status := self._process.poll()) is not None:
-            if status not in (0, -signal.SIGKILL, -signal.SIGTERM):
-                raise SystemExit(f"a {self._arguments[0]} ended with {status}:\n{self.words}")
+        if self._process.poll() is not None:
+            self._check_end()
             self.deaths += 1
             self.start()
 
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def send(self, number: signal.Signals) -> bool:
+        """Send it a signal; False when it has ended before."""
+        if alive := self._process.poll() is None:
+            self._sent.add(number)
+            self._process.send_signal(number)
+        return alive
 
     def end(self, number: signal.Signals) -> None:
         """End it for good."""
-        self._process.send_signal(number)
-        status = self._process.wait(30)
-        if status not in (0, -number):
-            raise SystemExit(f"a {self._arguments[0]} ended with {status}:\n{self.words}")
+        self.send(number)
+        self._process.wait(30)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        expected = {-number for number in self._sent} | {0 for number in self._sent if number == signal.SIGTERM}
+        if self._process.returncode not in expected:
+            sent = ", ".join(sorted(number.name for number in self._sent)) or "nothing"
+            raise SystemExit(
+                f"a {self._arguments[0]} that was sent {sent} ended with {self._process.returncode}:\n{self.words}"
+            )
+        # What is meant to fail here is logged without one.
+        if "Traceback" in self._words.read_text():
+            raise SystemExit(f"a {self._arguments[0]} has met an error that nobody expected:\n{self.words}")
 
     @property
     def memory(self) -> float:
-        """Its resident memory in MB."""
+        """Its resident memory in MB; 0: it has ended."""
         with contextlib.suppress(OSError, StopIteration):
             lines = pathlib.Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
             return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
@@ -209,6 +233,20 @@ class Process:
     def words(self) -> str:
         """The end of what it has logged."""
         return self._words.read_text()[-4000:]
+
+
+class Sample(t.NamedTuple):
+    """How it stood at one moment.
+
+    Attributes:
+        at: On the monotonic clock.
+        ended: Jobs that had ended.
+        memory: That of the spared worker, in MB.
+    """
+
+    at: float
+    ended: int
+    memory: float
 
 
 class Soak:
@@ -230,8 +268,8 @@ class Soak:
         self._workers = [Process(folder, "worker", dsn) for _ in range(WORKERS)]
         self._producers = [Process(folder, "producer", dsn, str(book), str(seed + n))
                            for n, book in enumerate(self._ledgers)]  # fmt: skip
-        self._began = self._told = time.monotonic()
-        self._ended = 0
+        self._began = time.monotonic()
+        self._samples = [Sample(self._began, 0, 0.0)]
         self._harm = dict.fromkeys(("worker killed", "worker stopped", "producer killed", "session ended"), 0)
 
     def run(self, minutes: float) -> None:
@@ -242,6 +280,7 @@ class Soak:
             self._harass(self._began + minutes * 30)
         print("the old snapshot is gone", flush=True)
         self._harass(self._began + minutes * 60)
+        self._check_samples()
         for producer in self._producers:
             producer.end(signal.SIGKILL)
         self._drain()
@@ -265,18 +304,17 @@ class Soak:
             self._tell()
 
     def _do_harm(self) -> None:
-        what = self._dice.choice(list(self._harm))
-        self._harm[what] += 1
-        match what:
+        match what := self._dice.choice(list(self._harm)):
             case "worker killed":
-                self._dice.choice(self._workers[1:]).send(signal.SIGKILL)
+                done = self._dice.choice(self._workers[1:]).send(signal.SIGKILL)
             case "worker stopped":
-                self._dice.choice(self._workers[1:]).send(signal.SIGTERM)
+                done = self._dice.choice(self._workers[1:]).send(signal.SIGTERM)
             case "producer killed":
-                self._dice.choice(self._producers).send(signal.SIGKILL)
+                done = self._dice.choice(self._producers).send(signal.SIGKILL)
             case _:
-                self._ask("""SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                              WHERE application_name LIKE 'venturi %%' ORDER BY random() LIMIT 1""")
+                done = self._ask("""SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                                     WHERE application_name LIKE 'venturi %%' ORDER BY random() LIMIT 1""") == [(True,)]
+        self._harm[what] += done
 
     def _drain(self) -> None:
         deadline = time.monotonic() + 180
@@ -289,24 +327,39 @@ class Soak:
             self._tell()
 
     def _tell(self) -> None:
-        now = time.monotonic()
-        if now - self._told < REPORT:
+        now, before = time.monotonic(), self._samples[-1]
+        if now - before.at < REPORT:
             return
         unfinished, dead_rows, ended = self._ask("""
             SELECT (SELECT count(*) FROM {q}.live),
                    (SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = %s::regclass),
                    (SELECT count(*) FROM {q}.journal WHERE outcome IN (0, 3))""", f"{SCHEMA}.live")[0]  # fmt: skip
-        rate = (ended - self._ended) / (now - self._told)
+        self._samples.append(Sample(now, ended, self._workers[0].memory))
         memory = " ".join(f"{process.memory:.0f}" for process in (*self._workers, *self._producers))
         print(
-            f"{now - self._began:6.0f} s  {rate:7.0f} ended/s  {unfinished:6} unfinished  {dead_rows:7} dead rows  "
-            f"memory {memory} MB",
+            f"{now - self._began:6.0f} s  {_rate(self._samples[-2:]):7.0f} ended/s  {unfinished:6} unfinished  "
+            f"{dead_rows:7} dead rows  memory {memory} MB",
             flush=True,
         )
-        self._told, self._ended = now, ended
+
+    def _check_samples(self) -> None:
+        third = max(1, len(self._samples) // 3)
+        first, last = self._samples[: third + 1], self._samples[-third - 1 :]
+        grown = last[-1].memory - first[-1].memory
+        share = _rate(last) / _rate(first)
+        print(f"the spared worker has grown by {grown:.1f} MB; the last third had {share:.2f} of the first one's rate")
+        if self._workers[0].deaths or not last[-1].memory:
+            raise SystemExit(f"the worker that was spared has ended:\n{self._workers[0].words}")
+        if grown > GROWTH:
+            raise SystemExit(f"it may grow by {GROWTH:g} MB")
+        if share < RECOVERED:
+            raise SystemExit(f"the rate has not recovered: {RECOVERED:g} was to be expected")
 
     def _count(self) -> None:
-        ids = {uuid.UUID(line) for book in self._ledgers for line in book.read_text().split("\n")[:-1]}
+        books = [[uuid.UUID(line) for line in book.read_text().split("\n")[:-1]] for book in self._ledgers]
+        if not all(books):
+            raise SystemExit("a producer has enqueued nothing")
+        ids = {id for book in books for id in book}
         outcomes = accounted(self._dsn, SCHEMA, ids, statuses=("completed", "dead"), grace=20)
         unexpected = self._ask("SELECT id, kind, status FROM {q}.all_jobs WHERE (status = 'dead') <> (kind = 'bad')")
         if unexpected:
@@ -319,13 +372,20 @@ class Soak:
         return cursor.fetchall() if cursor.description else []
 
 
+def _rate(samples: cabc.Sequence[Sample]) -> float:
+    """Jobs that ended per second between the first and the last of them."""
+    return (samples[-1].ended - samples[0].ended) / (samples[-1].at - samples[0].at)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long harm is done; default: 10")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long harm is done, at least 1; default: 10")
     parser.add_argument("--dsn", help="a server that may be used; default: a private one")
     parser.add_argument("--seed", type=int, default=None, help="of the random choices; default: another each time")
     parser.add_argument("--as", dest="role", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.minutes < 1:
+        parser.error("--minutes: less than 1 is too short to compare rates")
     match given.role:
         case ["worker", dsn]:
             work(dsn)

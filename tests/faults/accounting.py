@@ -43,9 +43,9 @@ _CHECKS = (
     """SELECT format('job %%s has %%s failures, the journal has %%s', j.id, j.failure_count, e.failures)
          FROM {q}.all_jobs j
         CROSS JOIN LATERAL (SELECT count(*) FILTER (WHERE e.outcome IN (2, 3, 4)) AS failures,
-                                   bool_or(e.outcome IN (6, 8)) AS reset
+                                   count(*) FILTER (WHERE e.outcome IN (6, 8)) AS resets
                               FROM {q}.journal e WHERE e.job_id = j.id) e
-        WHERE e.failures <> j.failure_count AND NOT e.reset""",
+        WHERE e.failures <> j.failure_count AND e.resets = 0""",
     # What a handler began is a run of the journal, begun once; what the journal calls completed has come to its end.
     """SELECT format('run %%s of job %%s was begun %%s times', f.run, f.job, count(*))
          FROM unnest(%(begun)s::uuid[], %(begun_runs)s::bigint[]) f(job, run)
@@ -75,7 +75,7 @@ def accounted(
     ids: cabc.Iterable[uuid.UUID] = (),
     *,
     statuses: cabc.Sequence[str] = ("completed",),
-    effects: cabc.Iterable[tuple[str, uuid.UUID, int, int, float]] = (),
+    effects: cabc.Iterable[tuple[str, uuid.UUID, int, int, float]] | None = None,
     grace: float = 5.0,
 ) -> collections.Counter[str]:
     """Make sure that everything is accounted for once all workers have stopped.
@@ -83,14 +83,14 @@ def accounted(
     Args:
         ids: Jobs that were enqueued.
         statuses: How jobs may have ended.
-        effects: What handlers wrote down, when every run of the queue did.
+        effects: What handlers wrote down, when every run of the queue did. Default: None, they wrote nothing down.
         grace: Seconds in which sessions may come to their end.
 
     Returns:
         How often each outcome is in the journal.
     """
     __tracebackhide__ = True
-    seen = list(effects)
+    seen = list(effects or ())
     begun, ended = ([line for line in seen if line[0] == what] for what in ("start", "end"))
     parameters: dict[str, object] = {
         "ids": list(ids),
@@ -99,7 +99,7 @@ def accounted(
         "begun_runs": [line[2] for line in begun],
         "ended": [line[1] for line in ended],
         "ended_runs": [line[2] for line in ended],
-        "watched": bool(seen),
+        "watched": effects is not None,
     }
     deadline = time.monotonic() + grace
     with psycopg.connect(dsn, autocommit=True, application_name="accounting") as connection:

@@ -44,6 +44,7 @@ def main(dsn: str, schema: str, log: str, given: str) -> None:
         "unsettled": [str(each) for each in report.unsettled],
         "threads": sorted({each.name for each in threading.enumerate()} - {"MainThread"} - stuck),
         "sockets": _sockets(),
+        "clock": time.time(),
     }
     print(json.dumps(left), flush=True)
     if threading.active_count() > 1:

@@ -68,7 +68,7 @@ class Site:
             "FAULTS_FOLDER": str(self.folder),
         }
         python = [] if isinstance(command[0], pathlib.Path) else [sys.executable]
-        with self._words.open("w") as words:
+        with self._words.open("a") as words:
             started = subprocess.Popen(
                 [*python, *command],
                 cwd=self.folder,
@@ -162,7 +162,9 @@ class Site:
         __tracebackhide__ = True
         enqueued = self.enqueued()
         users: dict[int, set[int]] = {}
-        for job, backend in query(self.dsn, self.schema, "SELECT job, backend FROM {q}.backends"):
+        backends = dict(query(self.dsn, self.schema, "SELECT job, backend FROM {q}.backends"))
+        assert backends.keys() == enqueued.keys()
+        for job, backend in backends.items():
             users.setdefault(backend, set()).add(enqueued[job])
         assert [pids for pids in users.values() if len(pids) > 1] == [], users
         outcomes = accounted(

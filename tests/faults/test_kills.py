@@ -93,7 +93,9 @@ def test_a_job_that_ends_its_process_is_dead_at_the_backstop_and_delays_no_other
         assert [entry.outcome for entry in queue.journal(job)] == ["recovered", "dead"]
     assert 2 < hands < 8
     accounted(dsn, schema, [poison, killer, *good], statuses=("completed", "dead"), effects=effects(log))
-    assert all(queue.job(id).status == "completed" for id in good)  # type: ignore[union-attr]
+    assert [entry.outcome for id in good for entry in queue.journal(id)].count("completed") == len(good)
+    crashes = [entry.recorded_at for id in (poison, killer) for entry in queue.journal(id)]
+    assert all(queue.journal(id)[-1].recorded_at < max(crashes) for id in good)
 
 
 def test_workers_killed_again_and_again_under_load_lose_nothing(

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from faults.accounting import accounted
-from faults.crew import Hand, at_work, begun, done
+from faults.crew import Hand, at_work, begun, done, query
 from faults.deeds import Deed, effects
 from faults.wire import Wire
 
@@ -46,6 +46,7 @@ def test_connections_that_are_cut_again_and_again_lose_nothing(
     done(dsn, schema, 40)
     for hand in hands:
         hand.stops()
+        assert "database trouble" in hand.words
     outcomes = accounted(dsn, schema, jobs, effects=effects(log))
     assert outcomes["completed"] == 500
     # Recovered is only what was claimed by a turn whose answer was cut off.
@@ -61,7 +62,10 @@ def test_a_network_that_stands_still_for_a_moment_is_waited_for(
     hand = hire(wire.dsn, concurrency=4, lease=10, poll=1)
     begun(log, 10)
     wire.hold()
-    time.sleep(3)
+    time.sleep(1)  # what was on its way has arrived
+    before = query(dsn, schema, "SELECT count(*) FROM {q}.journal")
+    time.sleep(2)
+    assert query(dsn, schema, "SELECT count(*) FROM {q}.journal") == before
     wire.resume()
     done(dsn, schema, 30)
     hand.stops()
@@ -84,7 +88,9 @@ def test_peers_that_vanish_without_a_word_are_given_up_after_30_seconds(
     other.stops()
     late = queue.enqueue(Deed()).id
     done(dsn, schema, 50)
-    print(f"\nback {time.monotonic() - stranded:.0f} s after its connections went silent")
+    back = time.monotonic() - stranded
+    print(f"\nback {back:.0f} s after its connections went silent")
+    assert 25 < back < 45
     cut_off.stops()
     assert cut_off.words.count("is not recorded, its claim was lost") == 4
     assert accounted(dsn, schema, [*jobs, late], effects=effects(log)) == {"recovered": 4, "completed": 5}

@@ -34,7 +34,6 @@ SETTINGS = [
     pytest.param({"max_prepared_statements": 0}, id="prepares nothing", marks=since_1_21),
     pytest.param({"max_prepared_statements": 100}, id="prepares", marks=since_1_21),
 ]
-ENDED = ("completed", "cancelled", "dead")
 STRICT = """
     CREATE FUNCTION {q}.strict() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
         IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -96,9 +95,34 @@ def produce(queue: venturi.Queue) -> list[uuid.UUID]:
     queue.enqueue(Deed("permanent"))
     for dead in queue.jobs(status="dead"):
         queue.requeue(dead.id)  # to die again
-    assert queue.stats().kinds["deed"]
-    queue.cleanup(finished_before=dt.datetime.now(dt.UTC), status="cancelled")
+    queue.stats()
+    assert queue.cleanup(finished_before=dt.datetime.now(dt.UTC), status="cancelled") == 2
     return jobs
+
+
+def produced(dsn: str, schema: str, jobs: list[uuid.UUID], log: pathlib.Path) -> None:
+    """Make sure that these jobs are completed, and that all others are accounted for."""
+    __tracebackhide__ = True
+    accounted(dsn, schema, jobs, effects=effects(log), statuses=("completed", "cancelled", "dead"))
+    others = "SELECT id, status FROM {q}.all_jobs WHERE id = ANY (%s) AND status <> 'completed'"
+    assert query(dsn, schema, others, jobs) == []
+
+
+def test_what_a_client_leaves_in_a_session_of_the_pooler_is_found(pool: Pool) -> None:
+    """Each sort of leak, by the check that the tests here rely on."""
+    bouncer = pool(default_pool_size=1)
+    with psycopg.connect(bouncer.dsn, autocommit=True) as connection:
+        for statement in (
+            "SET lock_timeout = 7",
+            "PREPARE left_behind AS SELECT 1",
+            "LISTEN left_behind",
+            "SELECT pg_advisory_lock(7)",
+        ):
+            connection.execute(statement, prepare=False)
+    found = leaked(bouncer, 1)
+    bouncer.kill()
+    for trace in ("lock_timeout = 7", "PREPARE left_behind", "LISTEN left_behind", "lock 7 of"):
+        assert any(each.startswith(trace) for each in found), found
 
 
 @pytest.mark.conformance(248)
@@ -136,7 +160,7 @@ def test_a_load_through_a_pooler_that_is_killed_in_between_is_accounted_for(
     assert leaked(bouncer, settings.get("default_pool_size", 8)) == []
     bouncer.kill()
     # An enqueue whose answer was cut off may have been committed: its job is among the effects, not among ours.
-    accounted(dsn, schema, [*jobs, *producer.ids], effects=effects(log), statuses=ENDED)
+    produced(dsn, schema, [*jobs, *producer.ids], log)
     for hand in hands:
         assert "prepared statement" not in hand.words
         assert "Traceback" not in hand.words
@@ -158,7 +182,7 @@ def test_a_pooler_that_nobody_mentioned_is_noticed_and_nothing_leaks_to_its_othe
     assert "trouble" not in hand.words, hand.words
     assert leaked(bouncer, settings.get("default_pool_size", 8)) == []
     bouncer.kill()
-    accounted(dsn, schema, jobs, effects=effects(log), statuses=ENDED)
+    produced(dsn, schema, jobs, log)
 
 
 @pytest.mark.parametrize("through", ["dsn", "listen_dsn"])
@@ -222,7 +246,7 @@ def test_every_write_behind_a_pooler_is_at_read_committed_whatever_the_roles_def
     queue.close()
     bouncer.kill()
     assert "trouble" not in hand.words, hand.words
-    accounted(dsn, schema, jobs, effects=effects(log), statuses=ENDED)
+    produced(dsn, schema, jobs, log)
     role.run("DROP OWNED BY {role}; DROP ROLE {role}")
 
 

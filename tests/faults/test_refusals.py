@@ -29,6 +29,10 @@ REVOKE = """
     REVOKE ALL ON SCHEMA {q} FROM {role};
     REVOKE ALL ON ALL TABLES IN SCHEMA {q} FROM {role}"""
 
+SLOW_TABLES = """
+    CREATE FUNCTION slow_table() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.05); END';
+    CREATE EVENT TRIGGER slow_table ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION slow_table()"""
+
 
 class Role:
     """A role that may use one queue, and nothing else.
@@ -95,10 +99,13 @@ def test_a_migration_sets_its_own_limits(role: Role, dsn: str, schema: str) -> N
     """A role whose statements end after a moment migrates all the same (case 124)."""
     role.run("""
         ALTER ROLE {role} SET statement_timeout = '20ms'; ALTER ROLE {role} SET lock_timeout = '20ms';
-        ALTER ROLE {role} SET default_transaction_read_only = on; DROP SCHEMA {q} CASCADE""")
-    with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("GRANT CREATE ON DATABASE postgres TO {}").format(sql.Identifier(role.name)))
-    assert migrate.migrate(role.dsn, schema)
+        ALTER ROLE {role} SET default_transaction_read_only = on; DROP SCHEMA {q} CASCADE;
+        GRANT CREATE ON DATABASE postgres TO {role}""")
+    query(dsn, schema, SLOW_TABLES)
+    try:
+        assert migrate.migrate(role.dsn, schema)
+    finally:
+        query(dsn, schema, "DROP FUNCTION slow_table CASCADE")
     accounted(dsn, schema)
 
 
@@ -127,6 +134,7 @@ def test_writes_that_are_refused_for_a_while_are_made_later(
     jobs.append(queue.enqueue(Deed()).id)
     done(dsn, schema, 30)
     hand.stops()
+    assert "database trouble" in hand.words
     assert accounted(dsn, schema, jobs, effects=effects(log)) == {"completed": 31}
 
 
@@ -146,7 +154,7 @@ def test_a_role_that_loses_its_rights_and_gets_them_back_goes_on(
     hand = hire(role.dsn, concurrency=4, lease=6, poll=1)
     begun(log, 4)
     role.run(LOSSES[loss][0])
-    query(dsn, schema, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", role.name)
+    assert query(dsn, schema, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", role.name)
     time.sleep(3)
     assert hand.process.poll() is None, hand.words
     role.run(LOSSES[loss][1])

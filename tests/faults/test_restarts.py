@@ -160,5 +160,7 @@ def test_a_worker_that_is_started_without_a_server_waits_for_it(
     victim.start()
     done(dsn, schema)
     at_work(dsn, schema, hand)
+    late = queue.enqueue(Deed()).id
+    done(dsn, schema, 5)
     hand.stops()
-    accounted(dsn, schema, [job], effects=effects(log))
+    assert accounted(dsn, schema, [job, late], effects=effects(log)) == {"completed": 2}

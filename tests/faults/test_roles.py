@@ -46,18 +46,23 @@ def queue_of(role: Role, schema: str) -> venturi.Queue:
 ])  # fmt: skip
 @pytest.mark.parametrize("block", [True, False])
 def test_a_worker_whose_role_lacks_rights_at_its_start_names_them(
-    lost: t.LiteralString, named: str, block: bool, role: Role, schema: str
+    lost: t.LiteralString, named: str, block: bool, role: Role, queue: venturi.Queue, schema: str
 ) -> None:
     """It ends with SchemaError at once, and touches no job (case 150)."""
+    job = queue.enqueue(Deed()).id
     role.run(lost)
-    queue = queue_of(role, schema)
+    refused = queue_of(role, schema)
     stop = threading.Event()
     limit = threading.Timer(10, stop.set)
     limit.start()
     with pytest.raises(venturi.SchemaError, match=named):
-        queue.work(signals=False, stop=stop) if block else queue.work(block=False)
+        refused.work(signals=False, stop=stop) if block else refused.work(block=False)
     limit.cancel()
-    queue.close()
+    refused.close()
+    untouched = queue.job(job)
+    assert untouched is not None
+    assert (untouched.status, untouched.run_count) == ("pending", 0)
+    assert queue.journal(job) == []
 
 
 def test_a_right_to_some_columns_may_be_enough(role: Role, dsn: str, schema: str) -> None:
@@ -68,6 +73,7 @@ def test_a_right_to_some_columns_may_be_enough(role: Role, dsn: str, schema: str
     queue.enqueue(Deed())
     with queue.work(block=False):
         done(dsn, schema)
+    assert [job.status for job in queue.jobs()] == ["completed"]
     queue.close()
 
 
@@ -81,6 +87,7 @@ def test_rights_that_are_granted_make_the_next_start_work(role: Role, dsn: str, 
     role.run("GRANT DELETE ON {q}.live TO {role}")
     with queue.work(block=False):
         done(dsn, schema)
+    assert [job.status for job in queue.jobs()] == ["completed"]
     queue.close()
 
 
@@ -103,6 +110,7 @@ def test_row_level_security_that_hides_jobs_is_said_once(
     role.run("CREATE POLICY all_rows ON {q}.live TO {role} USING (true)")
     with queue.work(block=False):
         done(dsn, schema)
+    assert [each.status for each in owner.jobs()] == ["completed"]
     for each in (queue, owner):
         each.close()
 

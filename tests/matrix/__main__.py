@@ -22,7 +22,7 @@ import psycopg
 # The helpers lie beside this package, where only pytest looks by itself.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from matrix.bench import SYSTEMS, Bench, System
+from matrix.bench import SYSTEMS, Bench, NotMeasured, System
 from matrix.trials import TRIALS
 
 from venturi import embedded
@@ -63,6 +63,8 @@ def _try(server: embedded.Server, system: System, python: str, folder: pathlib.P
     began = time.monotonic()
     try:
         cell = TRIALS[fault](bench)
+    except NotMeasured as error:
+        cell = f"not measured: {error}"
     finally:
         server.start()
         bench.close()

@@ -21,7 +21,11 @@ from psycopg import conninfo, sql
 import venturi
 from venturi import embedded
 
-__all__ = ["SYSTEMS", "Bench", "Effect", "System"]
+__all__ = ["SYSTEMS", "Bench", "Effect", "NotMeasured", "System"]
+
+
+class NotMeasured(Exception):
+    """What the harm was to be done to was not there, so that the trial has no result."""
 
 
 @attrs.frozen
@@ -33,6 +37,7 @@ class System:
         done: What it calls a job that has succeeded.
         claimed: What it calls a job that a worker holds.
         spoil: SQL that renames the fields in a job's payload.
+        refusal: What a worker logs, beside the job's id, when its late result is refused; empty: nothing known.
         peer: Whether it runs in the peers' environment.
     """
 
@@ -41,6 +46,7 @@ class System:
     done: str
     claimed: str
     spoil: t.LiteralString
+    refusal: str = ""
     peer: bool = True
 
 
@@ -51,6 +57,7 @@ SYSTEMS = (
         "completed",
         "claimed",
         """UPDATE venturi.jobs SET payload = '{"renamed": 1}' WHERE id::text = %s""",
+        refusal="is not recorded",
         peer=False,
     ),
     System(
@@ -98,8 +105,8 @@ class Bench:
         self.workers: list[subprocess.Popen[str]] = []
         self.database = f"matrix_{uuid.uuid4().hex[:12]}"
         self._python = python if system.peer else sys.executable
-        self._folder = folder
         self._log = folder / f"{self.database}.effects"
+        self._words = folder / f"{self.database}.words"
         with psycopg.connect(server.dsn, autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.database)))
         part = conninfo.conninfo_to_dict(server.dsn)
@@ -122,14 +129,14 @@ class Bench:
     def work(self, *, stretch: float = 1.0, stale: float = 3.0) -> subprocess.Popen[str]:
         """Start a worker, and return when it is about to look for jobs."""
         ready = len(self.effects("ready"))
-        with (self._folder / f"{self.database}.words").open("a") as words:
+        with self._words.open("a") as words:
             worker = subprocess.Popen(
                 self._line("work", self._log, stretch, stale),
                 stdout=words, stderr=words, text=True, env=_environment(), cwd="/",
             )  # fmt: skip
         self.workers.append(worker)
         self._options[worker.pid] = (stretch, stale)
-        self.until(lambda: len(self.effects("ready")) > ready, 10)
+        self.must(lambda: len(self.effects("ready")) > ready, 10, "a worker is ready")
         return worker
 
     def revive(self) -> None:
@@ -159,10 +166,14 @@ class Bench:
         """Those of the jobs that have not succeeded."""
         return {id: state for id, state in self.states(ids).items() if state != self.system.done}
 
-    def execute(self, statement: t.LiteralString, *parameters: object) -> None:
-        """One statement in its database."""
+    def execute(self, statement: t.LiteralString, *parameters: object) -> int:
+        """One statement in its database; how many rows it gave or changed."""
         with psycopg.connect(self._dsn, autocommit=True) as connection:
-            connection.execute(statement, parameters)
+            return connection.execute(statement, parameters).rowcount
+
+    def said(self, *words: str) -> bool:
+        """Whether its workers have printed a line with all of that."""
+        return any(all(word in line for word in words) for line in self._words.read_text().splitlines())
 
     def until(self, condition: cabc.Callable[[], object], seconds: float, *, revive: bool = False) -> bool:
         """Ask until the answer is true, for so long; whether it was."""
@@ -174,6 +185,15 @@ class Bench:
                 self.revive()
             time.sleep(0.05)
         return True
+
+    def must(self, condition: cabc.Callable[[], object], seconds: float, what: str) -> None:
+        """Wait for what has to be so before harm is done.
+
+        Raises:
+            NotMeasured: It was not within that time.
+        """
+        if not self.until(condition, seconds):
+            raise NotMeasured(f"not within {seconds:g} s: {what}")
 
     def close(self) -> None:
         """End its workers and drop its database."""

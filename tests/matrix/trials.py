@@ -8,7 +8,7 @@ import signal
 import time
 import typing as t
 
-from matrix.bench import Bench, Effect
+from matrix.bench import Bench, Effect, NotMeasured
 
 __all__ = ["TRIALS", "Trial"]
 
@@ -21,7 +21,7 @@ def kill(bench: Bench) -> str:
     """`kill -9` of a worker with 4 running jobs, beside an idle one"""
     victim = bench.work(stretch=8)  # its jobs outlast the preparations
     jobs = bench.enqueue(SLOTS, 1.0)
-    bench.until(lambda: len(bench.effects("start")) == SLOTS, 5)
+    _occupied(bench, jobs)
     bench.work()
     time.sleep(1)
     bench.workers.remove(victim)
@@ -47,8 +47,10 @@ def crash(bench: Bench) -> str:
 def terminate(bench: Bench) -> str:
     """`pg_terminate_backend` of all sessions under load"""
     jobs = _load(bench)
-    bench.execute("""SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                      WHERE datname = current_database() AND pid <> pg_backend_pid()""")
+    ended = bench.execute("""SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                              WHERE datname = current_database() AND pid <> pg_backend_pid()""")
+    if not ended:
+        raise NotMeasured("there was no session")
     return _recovery(bench, jobs, time.monotonic())
 
 
@@ -56,7 +58,7 @@ def sigterm(bench: Bench) -> str:
     """SIGTERM to a worker with 4 running jobs, 20 waiting"""
     worker = bench.work()
     jobs = bench.enqueue(SLOTS + 20, 2.0)
-    bench.until(lambda: len(bench.effects("start")) == SLOTS, 5)
+    _occupied(bench, jobs)
     asked = time.monotonic()
     worker.send_signal(signal.SIGTERM)
     bench.until(lambda: worker.poll() is not None, 10)
@@ -74,15 +76,16 @@ def late(bench: Bench) -> str:
     """A frozen worker comes back with a success after its job was taken over"""
     frozen = bench.work()
     [job] = bench.enqueue(1, 2.0)
-    bench.until(lambda: bench.effects("start"), 5)
+    bench.must(lambda: bench.effects("start"), 5, "the job has begun")
     frozen.send_signal(signal.SIGSTOP)
     other = bench.work(stretch=2)
-    if not bench.until(lambda: len(bench.effects("start")) == 2, 13):
+    if not bench.until(lambda: any(line.pid == other.pid for line in bench.effects("start")), 13):
         return "not taken over within 13 s"
+    bench.must(lambda: _claimed(bench, [job]), 1, "the second run has a claim")
     frozen.send_signal(signal.SIGCONT)
-    bench.until(lambda: _ends(bench, frozen.pid), 3)
-    early = bench.until(lambda: bench.states([job])[job] != bench.system.claimed and not _ends(bench, other.pid), 2)
-    verdict = f"accepted: {bench.states([job])[job]} while the second run goes on" if early else "refused"
+    if not bench.until(lambda: _ends(bench, frozen.pid), 3):
+        return "the frozen worker did not come back"
+    verdict = _verdict(bench, job, other.pid)
     bench.until(lambda: _ends(bench, other.pid), 5)
     bench.until(lambda: not bench.unfinished([job]), 1)
     return f"{verdict}; in the end {bench.states([job])[job]}"
@@ -101,7 +104,8 @@ def leave(bench: Bench) -> str:
 def payload(bench: Bench) -> str:
     """A payload with other fields than the handler's, 8 good jobs beside it"""
     bad = bench.enqueue(1, 0.0)
-    bench.execute(bench.system.spoil, *bad)
+    if bench.execute(bench.system.spoil, *bad) != 1:
+        raise NotMeasured("the payload was not changed")
     return _poison(bench, bad)
 
 
@@ -119,8 +123,28 @@ def _load(bench: Bench) -> list[str]:
     for _ in range(2):
         bench.work(stale=6)  # an outage is shorter than what makes jobs stale
     jobs = bench.enqueue(60, 0.5)
-    bench.until(lambda: len(bench.effects("end")) >= 2 * SLOTS, 8)
+    bench.must(lambda: len(bench.effects("end")) >= 2 * SLOTS, 8, f"{2 * SLOTS} jobs have ended")
     return jobs
+
+
+def _occupied(bench: Bench, jobs: list[str]) -> None:
+    bench.must(lambda: len(bench.effects("start")) == SLOTS, 5, f"{SLOTS} jobs have begun")
+    bench.must(lambda: _claimed(bench, jobs) >= SLOTS, 1, f"{SLOTS} jobs are claimed")
+
+
+def _claimed(bench: Bench, jobs: list[str]) -> int:
+    return list(bench.states(jobs).values()).count(bench.system.claimed)
+
+
+def _verdict(bench: Bench, job: str, second: int) -> str:
+    """What became of the first run's late result, while the second run goes on in another process."""
+    if bench.until(lambda: not _claimed(bench, [job]) and not _ends(bench, second), 2):
+        return f"accepted: {bench.states([job])[job]} while the second run goes on"
+    if _ends(bench, second):
+        raise NotMeasured("the second run ended too early")
+    if bench.system.refusal and not bench.said(job, bench.system.refusal):
+        return "neither accepted nor refused by its log"
+    return "refused"
 
 
 def _outage(bench: Bench, mode: t.Literal["fast", "immediate"]) -> str:
@@ -147,7 +171,10 @@ def _exits(bench: Bench) -> str:
 
 
 def _lost(bench: Bench, jobs: list[str]) -> str:
-    left = collections.Counter(bench.unfinished(jobs).values())
+    unfinished = bench.unfinished(jobs)
+    ended = {line.job for line in bench.effects("end")}
+    never_run = dict.fromkeys({*jobs} - unfinished.keys() - ended, f"{bench.system.done} and never run")
+    left = collections.Counter((unfinished | never_run).values())
     told = ", ".join(f"{count} {state}" for state, count in sorted(left.items()))
     return f"{told} in the end" if left else "0 lost"
 
