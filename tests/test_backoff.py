@@ -189,6 +189,12 @@ def _fails(queue: venturi.Queue, task: type[t.Any]) -> None:
         raise ValueError("no")
 
 
+def test_a_backoff_is_never_code_of_the_users() -> None:
+    """It is evaluated where nothing may fail, so that a class with a curve of its own is refused (case 082)."""
+    with pytest.raises(TypeError, match="cannot be subclassed"):
+        type("Steep", (venturi.Backoff,), {})
+
+
 def _wait(queue: venturi.Queue, id_: uuid.UUID) -> dt.timedelta:
     """The time between a job's last entry and its next run."""
     job = queue.job(id_)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc as cabc
 import contextlib
 import contextvars
+import ctypes
 import os
 import threading
 import time
@@ -317,6 +318,52 @@ def test_a_full_cap_costs_hardly_any_claims(schema: str, server_log: ServerLog, 
             ended(queue, id_)
     queue.close()
     assert len(claims) <= 2
+
+
+@pytest.mark.conformance(111)
+def test_a_full_cap_costs_hardly_any_claims_while_more_jobs_of_it_come(
+    schema: str, dsn: str, server_log: ServerLog, connect: Connect
+) -> None:
+    """They are announced by others, and wait; a job of another kind is started at once all the same (case 096)."""
+    queue, producer = venturi.Queue(schema, dsn=server_log.dsn), venturi.Queue(schema, dsn=dsn)
+    gauge = gauged(queue, cap=1)
+    queue.handler(task=Other)(lambda task: None)
+    with working(queue, concurrency=4, poll=60):
+        ids = [producer.enqueue(Step(0)).id]
+        gauge.wait(1)
+        parked(connect(autocommit=True))
+        server_log.clear()
+        for number in range(1, 51):
+            ids.append(producer.enqueue(Step(number)).id)
+            time.sleep(0.02)
+        claims = server_log.statements("SET owner = ")
+        asked = time.monotonic()
+        ended(producer, producer.enqueue(Other()).id)
+        assert time.monotonic() - asked < 0.2
+        gauge.open()
+        for id_ in ids:
+            ended(queue, id_)
+    queue.close()
+    producer.close()
+    assert len(claims) <= 2
+
+
+def test_an_exception_from_another_thread_that_comes_too_late_costs_no_slot(
+    queue: venturi.Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a timeout by such exceptions does to a thread whose handler has just ended; it is logged (case 025)."""
+    idents: list[int] = []
+    queue.handler(task=Other)(lambda task: idents.append(threading.get_ident()))
+    with working(queue, concurrency=1):
+        ended(queue, queue.enqueue(Other()).id)
+        for _ in range(3):
+            assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(idents[0]), ctypes.py_object(TimeoutError))
+            ended(queue, queue.enqueue(Other()).id)
+        late = [record for record in caplog.records if "has met no handler" in record.getMessage()]
+    assert len({*idents}) == 1
+    assert len(late) == 3
+    assert late[0].exc_info is not None
+    assert late[0].exc_info[0] is TimeoutError
 
 
 @pytest.mark.parametrize(("concurrency", "cap", "most"), [(4, 1, 24), (1, None, 0)], ids=["cap", "slots"])

@@ -21,6 +21,7 @@ from psycopg import sql
 
 import venturi
 from venturi.store import connections
+from venturi.store.claiming import Ask, Claiming, Ending, Turn
 from venturi.store.connections import Session
 from venturi.worker import maintainer
 
@@ -280,6 +281,47 @@ def test_a_handler_that_ignores_its_timeout_loses_its_job_but_not_its_slot(
     assert entry.failure_count == 1
     assert [entry.outcome for entry in queue.journal(id_)] == ["recovered"]
     assert sum("is not recorded" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.conformance(162)
+def test_a_run_past_its_timeout_loses_its_job_whatever_it_was_told_before(queue: venturi.Queue) -> None:
+    """A stuck job that somebody has cancelled is recovered, as cancelled, like any other (case 025)."""
+    gate = Gate(queue, Brief)
+    id_ = queue.enqueue(Brief()).id
+    with working(queue, concurrency=1, lease=1) as worker:
+        gate.wait()
+        assert queue.cancel(id_)
+        (entry,) = until(queue, id_, "cancelled")
+        gate.open()
+    assert entry.worker == worker.id
+    assert entry.note is not None
+    assert "lease" in entry.note
+
+
+def test_a_renewal_that_comes_after_a_settle_warns_of_nothing(
+    queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of a run is recorded while the coordinator has not read so: its claim is gone, and not lost."""
+    turn, renew, renewed = Claiming.turn, Claiming.renew, threading.Event()
+
+    def late(this: Claiming, session: Session, endings: cabc.Sequence[Ending], ask: Ask | None) -> Turn:
+        answer = turn(this, session, endings, ask)
+        assert not endings or renewed.wait(5)
+        return answer
+
+    def noted(this: Claiming, session: Session, claims: cabc.Sequence[tuple[str, int]]) -> list[tuple[str, bool, bool]]:
+        answers = renew(this, session, claims)
+        if answers == [(str(id_), False, False)]:
+            renewed.set()
+        return answers
+
+    monkeypatch.setattr(Claiming, "turn", late)
+    monkeypatch.setattr(Claiming, "renew", noted)
+    queue.handler(task=Step)(lambda task: None)
+    id_ = queue.enqueue(Step()).id
+    with working(queue, lease=1):
+        eventually(lambda: renewed.is_set() and queue.stats().kinds == {})
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.conformance(261)

@@ -19,6 +19,7 @@ from fixtures.work import parked, working
 
 import venturi
 from venturi.store.sql import Sql
+from venturi.store.store import Store
 from venturi.worker import listener
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
@@ -165,3 +166,25 @@ def test_a_worker_does_not_wait_for_its_listener_when_it_stops(
         assert worker.join(5) == venturi.Report(0)
         assert time.monotonic() - since < 1
     queue.close()
+
+
+def test_a_listener_that_outlives_its_worker_makes_nothing_fail(
+    queue: venturi.Queue, began: Began, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No patience ends the look-up of a host's name; what comes of it is of no interest any more (case 104)."""
+    looking, found = threading.Event(), threading.Event()
+
+    def hanging(this: Store, patience: object) -> t.NoReturn:
+        looking.set()
+        assert found.wait(10)
+        raise psycopg.OperationalError("could not translate host name")
+
+    monkeypatch.setattr(Store, "listening_session", hanging)
+    monkeypatch.setattr("venturi.worker.worker.GRACE", 0.3)
+    with working(queue) as worker:
+        assert looking.wait(5)
+        worker.stop()
+        report = worker.join(5)
+        found.set()
+        eventually(lambda: all(thread.name != "venturi-listener" for thread in threading.enumerate()))
+        assert worker.join() is report is not None

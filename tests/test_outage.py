@@ -186,6 +186,46 @@ def test_handlers_that_run_through_an_outage_are_settled_and_none_runs_twice(
         queue.close()
 
 
+@pytest.mark.conformance(157, 196)
+def test_a_worker_that_drains_renews_again_as_soon_as_the_database_is_back(
+    schema: str, dsn: str, proxy: Proxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the coordinator, to which the maintainer leaves the trying, has nothing to settle (cases 067, 106)."""
+    failures, began = list[str](), Outages.began
+
+    def noted(this: Outages, part: str, *arguments: t.Any) -> None:
+        began(this, part, *arguments)
+        failures.append(part)
+
+    monkeypatch.setattr(Outages, "began", noted)
+    queue, observer = venturi.Queue(schema, dsn=proxy.dsn), venturi.Queue(schema, dsn=dsn)
+    runs = Runs(queue)
+    job = observer.enqueue(Work(1)).id
+    with working(queue, lease=2) as worker:
+        runs.await_begun(1)
+        eventually(lambda: observer.stats().workers == 1)
+        parked(connect(autocommit=True))
+        proxy.refuse()
+        proxy.cut()
+        eventually(lambda: {"coordinator", "maintainer"} <= set(failures))
+        tries = failures.count("listener")
+        worker.stop()
+        eventually(lambda: failures.count("listener") > tries, what="the listener, which leaves, has tried in vain")
+        before = observer.job(job)
+        proxy.resume()
+        assert before is not None
+
+        def renewed() -> bool:
+            found = observer.job(job)
+            return found is not None and found.lease_until != before.lease_until
+
+        eventually(renewed, 2)
+        runs.go.set()
+    assert [entry.outcome for entry in observer.journal(job)] == ["completed"]
+    queue.close()
+    observer.close()
+
+
 @pytest.mark.conformance(195)
 def test_an_error_in_any_statement_of_a_worker_does_not_end_it(
     queue: venturi.Queue, connect: Connect, caplog: pytest.LogCaptureFixture

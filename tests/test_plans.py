@@ -24,7 +24,7 @@ import venturi
 from venturi.registry import Handler
 from venturi.store import migrate
 from venturi.store.claiming import Ask, Claim
-from venturi.store.claiming_sql import CLAIM, CLAIM_MANY, NEXT_DUE
+from venturi.store.claiming_sql import CLAIM, CLAIM_MANY, EXPIRED, NEXT_DUE, STRAYS
 from venturi.store.connections import Session
 from venturi.store.looking_sql import CLEANUP, JOBS_BETWEEN, JOBS_OF
 from venturi.store.sql import Sql
@@ -273,6 +273,30 @@ def test_the_last_claims_of_a_large_batch_cost_no_more_than_twice_the_first(
     last, count = few.cost()
     assert count == at_a_time
     assert last <= 2 * first
+
+
+def looks(schema: str, session: Session) -> list[int]:
+    """The buffers of a look for claims that have expired, and of one for strays, a thousand jobs deep."""
+    found = [
+        (EXPIRED, (1000, 100)),
+        (STRAYS, ([KIND] * 3, [0, 1, 2], 1000, uuid.uuid4(), "{}", "{}")),
+    ]
+    return [explained(session, Sql(schema)(statement), parameters)[0] for statement, parameters in found]
+
+
+@pytest.mark.conformance(239)
+@pytest.mark.parametrize("analyzed", [False, True], ids=["unknown", "empty"])
+def test_expired_claims_and_strays_are_looked_for_at_the_head_of_each_lane(
+    schema: str, session: Session, analyzed: bool
+) -> None:
+    """A lane is never read as a whole, whatever is known of the table, which is vacuumed more often than analyzed."""
+    live = sql.Identifier(schema, "live")
+    if analyzed:
+        session.execute(sql.SQL("VACUUM ANALYZE {}").format(live))
+    fill(session, schema, size(1_000_000), KIND)
+    for command in ("SELECT FROM {} LIMIT 0", "VACUUM {}", "ANALYZE {}"):
+        session.execute(sql.SQL(command).format(live))
+        assert max(looks(schema, session)) <= 100
 
 
 @pytest.mark.conformance(241)

@@ -19,6 +19,7 @@ from fixtures.waiting import eventually
 from fixtures.work import ended, until, working
 
 import venturi
+from venturi.store.claiming import Claiming, Turn
 from venturi.worker import Worker
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
@@ -154,7 +155,7 @@ def test_ten_stragglers_are_released_at_once_in_one_statement(schema: str, serve
     report = stopped(worker)
     assert time.monotonic() - began < 1
     assert len(report.released) == len({released.thread for released in report.released}) == 10
-    assert len(server_log.statements("INSERT INTO")) == len(server_log.statements("DELETE FROM")) - 1 == 1
+    assert len(server_log.statements("buried AS")) == 1
     handlers.go.set()
     assert {found.status for found in queue.jobs()} == {"pending"}
     queue.close()
@@ -305,6 +306,30 @@ def test_the_stop_event_alone_stops_a_worker(queue: venturi.Queue, handlers: Han
     thread.join(5)
     assert reports == [venturi.Report(settled=1)]
     until(queue, running, "completed")
+
+
+def test_runs_that_a_stop_came_before_are_no_stragglers(
+    queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They came with the answer to a claim, no handler began: all are pending again, and nothing is warned of."""
+    turn, ran = Claiming.turn, list[t.Any]()
+
+    def stopping(this: Claiming, *arguments: t.Any) -> Turn:
+        answer = turn(this, *arguments)
+        if answer.claims:
+            worker.stop(0)
+        return answer
+
+    monkeypatch.setattr(Claiming, "turn", stopping)
+    queue.handler(task=Work)(ran.append)
+    jobs = [receipt.id for receipt in queue.enqueue_many([Work()] * 8)]
+    worker = Worker(queue, concurrency=8)
+    worker.start()
+    assert stopped(worker) == venturi.Report(8)
+    eventually(lambda: not any(each.name.startswith(f"venturi-{queue.schema}") for each in threading.enumerate()))
+    assert [entry.outcome for id_ in jobs for entry in queue.journal(id_)] == ["released"] * 8
+    assert ran == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_deadline_that_is_no_time_is_refused(queue: venturi.Queue, handlers: Handlers) -> None:

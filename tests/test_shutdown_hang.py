@@ -82,7 +82,12 @@ def test_a_database_that_stops_answering_does_not_hold_up_the_stop(schema: str, 
 @pytest.mark.conformance(188)
 @pytest.mark.parametrize("phase", ["idle", "connecting", "ignoring"])
 def test_a_hanging_database_does_not_hold_up_the_stop_in_any_phase(
-    schema: str, dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, phase: str
+    schema: str,
+    dsn: str,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    phase: str,
 ) -> None:
     """Not while the answer to a claim is awaited, nor a new connection, nor a handler that does not listen."""
     monkeypatch.setattr("venturi.worker.worker.GRACE", 1.0)
@@ -104,6 +109,8 @@ def test_a_hanging_database_does_not_hold_up_the_stop_in_any_phase(
     assert time.monotonic() - began < 0.2 + 1.0 + 0.5
     assert len(report.unsettled) == (phase == "ignoring")
     handlers.go.set()
+    if phase == "ignoring":
+        eventually(lambda: "the result of run 1 is not recorded, the worker had stopped" in caplog.text)
     proxy.resume()
     proxy.cut()
     observer.close()

@@ -18,6 +18,7 @@ from fixtures.waiting import eventually
 from fixtures.work import until
 
 import venturi
+from venturi.worker import worker as module
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -283,3 +284,37 @@ def test_a_forked_child_does_not_wait_for_its_parent_s_workers(program: Programs
     assert script.hears("child", timeout=8) == "7"
     script.hears("ran")
     assert script.ends() == 0
+
+
+def test_a_forked_child_can_tell_a_run_though_another_thread_was_telling_one(program: Programs) -> None:
+    """The lock that was taken at the fork has nobody in the child who would let it go (case 137)."""
+    script = program(
+        """
+        import math
+        from venturi import context
+
+        with context._telling:
+            if os.fork() == 0:
+                signal.alarm(3)
+                context.RunSignal(math.inf).tell("shutdown")
+                os._exit(7)
+        say("child", os.waitstatus_to_exitcode(os.wait()[1]))
+        """
+    )
+    assert script.hears("child", timeout=8) == "7"
+    assert script.ends() == 0
+
+
+def test_the_end_of_the_main_thread_stands_workers_that_end_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the set of all workers while it is looked through (case 137)."""
+
+    class Ending:
+        def _is_here(self) -> bool:
+            running.discard(self)
+            return False
+
+    running = {Ending() for _ in range(3)}
+    monkeypatch.setattr(module, "_running", running)
+    monkeypatch.setattr(module, "_ending", threading.Event())
+    module._stop_all()  # pyright: ignore[reportPrivateUsage]
+    assert running == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 import typing as t
 
@@ -15,6 +16,7 @@ from psycopg import sql
 
 import venturi
 from venturi import Backoff, Context
+from venturi.store.claiming import Claiming
 
 
 @venturi.task("told", timeout=0.2)
@@ -105,6 +107,34 @@ def test_a_run_that_gives_way_to_a_lost_lease_writes_nothing(queue: venturi.Queu
         eventually(lambda: caught, what="the handler is told")
         worker.stop()
     assert queue.journal(receipt.id) == []
+
+
+@pytest.mark.conformance(34)
+def test_a_run_that_gives_way_to_a_lease_that_was_not_lost_is_released(
+    queue: venturi.Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock has told it so in an outage, and nobody has taken the claim: the job is pending again at once.
+
+    Case 064.
+    """
+    caplog.set_level(logging.INFO)
+
+    def away(*arguments: object) -> t.NoReturn:
+        raise psycopg.OperationalError("away")
+
+    monkeypatch.setattr(Claiming, "renew", away)
+
+    @queue.handler(task=Untimed)
+    def handle(task: Untimed, ctx: Context) -> None:
+        if ctx.run_count == 1:
+            waits(threading.Event())(task, ctx)
+
+    receipt = queue.enqueue(Untimed())
+    with working(queue, lease=1):
+        released, completed = until(queue, receipt.id, "released", "completed")
+    assert (released.note, completed.failure_count) == ("the run was told to stop: lease lost", 0)
+    assert f"job {receipt.id} of kind untimed: run 1 released" in caplog.text
+    assert "is not recorded" not in caplog.text
 
 
 @attrs.define

@@ -8,6 +8,7 @@ and n, so that it is the same in every process and differs between jobs that fai
 from __future__ import annotations
 
 import datetime as dt
+import typing as t
 import uuid
 
 import attrs
@@ -30,9 +31,10 @@ def _cap(backoff: Backoff, _: object, value: object) -> None:
     checks.seconds("backoff cap", value, checks.seconds("backoff base", backoff.base, 0.001, YEAR), YEAR)
 
 
+@t.final
 @attrs.frozen
 class Backoff:
-    """The curve of retries.
+    """The curve of retries. It cannot be subclassed: nothing that it does may fail where a run is settled.
 
     Args:
         base: Delay of the first failure, in seconds or as a timedelta, at least 1 ms. Default: 1.
@@ -44,6 +46,9 @@ class Backoff:
 
     base: float | dt.timedelta = attrs.field(default=1.0, validator=_base)
     cap: float | dt.timedelta = attrs.field(default=3600.0, validator=_cap)
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("venturi.Backoff cannot be subclassed")
 
     def nanoseconds(self, failure: int) -> int:
         """The delay before jitter of the failure with that number, counted from 1."""

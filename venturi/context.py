@@ -6,6 +6,7 @@ import contextvars
 import datetime as dt
 import logging
 import math
+import os
 import threading
 import time
 import typing as t
@@ -25,6 +26,14 @@ S = TypeVar("S", default=None)
 
 _telling = threading.Lock()
 """Held for a moment while a run is told to stop, or begins to wait for it; one for all runs, since both are rare."""
+
+
+def _renew_telling() -> None:
+    global _telling
+    _telling = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_telling)  # another thread may have held it, and is not there to let go
 
 _logger = logging.getLogger("venturi.handler")
 _current: contextvars.ContextVar[Context[t.Any, t.Any]] = contextvars.ContextVar("venturi_context")
@@ -55,12 +64,16 @@ class RunSignal:
     def reason(self) -> Reason | None:
         """Why the run is to stop; the first reason stays. None: it is not."""
         if self._reason is None:
-            now = time.monotonic()
-            if self.timeout_at is not None and now >= self.timeout_at:
+            if self.overdue:
                 self.tell("timeout")
-            elif now >= self.lease_end:
+            elif time.monotonic() >= self.lease_end:
                 self.tell("lease lost")
         return self._reason
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the run has taken too long, whatever it was told first."""
+        return self.timeout_at is not None and time.monotonic() >= self.timeout_at
 
     def tell(self, reason: Reason) -> None:
         """Tell the run to stop."""

@@ -156,7 +156,7 @@ class Enqueuing:
             venturi__kind=next(iter(done))[0],
         )
         if local:
-            self.store.local.wake()
+            self.store.local.wake({kind for kind, _ in done})
 
 
 def _type(task: object) -> TaskType:

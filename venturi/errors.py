@@ -80,7 +80,7 @@ class Cancelled(VenturiError):
 
 
 class LeaseLost(Cancelled):
-    """The `Cancelled` of a run whose job may already run elsewhere; nothing of it will be stored."""
+    """The `Cancelled` of a run whose job may already run elsewhere: its claim is given back if it is still there."""
 
     def __init__(self) -> None:
         super().__init__("lease lost")

@@ -212,10 +212,17 @@ class Claiming:
                 run(session, self._sql(sql.RUNG), self._sql.rung(again))
         return [Unsettled(*row) for row in settled.fetchall()]
 
-    def renew(self, session: Connection, claims: Sequence[tuple[str, int]]) -> list[tuple[str, bool, bool]]:
-        """Renew the leases of (key, run_count) pairs; for each the key, whether it was renewed, whether it is ours."""
+    def renew(
+        self, session: Connection, claims: Sequence[tuple[str, int]], *, owner: uuid.UUID | None = None
+    ) -> list[tuple[str, bool, bool]]:
+        """Renew the leases of (key, run_count) pairs; for each the key, whether it was renewed, whether it is ours.
+
+        Args:
+            owner: Whose claims they are. Default: None, this worker's.
+        """
+        owner = owner or self._worker.id
         ids, runs = array(key for key, _ in claims), array(number for _, number in claims)
-        parameters = (ids, runs, self._worker.id, self._worker.lease, self._worker.id)
+        parameters = (ids, runs, owner, self._worker.lease, owner)
         return self._rows(session, claiming_sql.RENEW, parameters, True)
 
     def expired(self, session: Connection, *, everywhere: bool = False) -> list[Expired]:

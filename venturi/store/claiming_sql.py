@@ -227,6 +227,8 @@ DELETE FROM {q}.workers WHERE ctid = ANY (ARRAY(
 # No index names the lease, since one would make every claim and renewal cost an index entry. But claims are taken from
 # the head of a lane, so that the claimed rows of a lane stand among its first ones: as many as all workers have slots,
 # and some more for what was passed over. The lanes are found by skipping through live_lane. A depth of NULL reads all.
+# The range, which excludes nothing, keeps them in the order of the index: without statistics a lane is taken for so
+# short that all of it would be read and sorted.
 EXPIRED = """
 WITH RECURSIVE lanes(kind, priority) AS (
   (SELECT l.kind, l.priority FROM {q}.live l ORDER BY l.kind, l.priority LIMIT 1)
@@ -238,7 +240,7 @@ SELECT h.id::text, h.kind, h.run_count, h.owner, h.failure_count, w.host, w.pid,
        EXISTS (SELECT FROM {q}.cancels c WHERE c.job_id = h.id AND c.run_count <= h.run_count)
   FROM (SELECT e.* FROM lanes a CROSS JOIN LATERAL (
           SELECT l.id, l.kind, l.run_count, l.owner, l.failure_count, l.lease_until FROM {q}.live l
-           WHERE l.kind = a.kind AND l.priority = a.priority
+           WHERE l.kind = a.kind AND l.priority = a.priority AND l.visible_at BETWEEN '-infinity' AND 'infinity'
            ORDER BY l.visible_at LIMIT %s) e
          WHERE e.lease_until < {now}
          ORDER BY e.lease_until LIMIT %s) h
@@ -251,7 +253,7 @@ SELECT s.id::text, s.kind, s.run_count
   FROM unnest(%s::text[], %s::smallint[]) a(kind, tier)
  CROSS JOIN LATERAL (
    SELECT l.id, l.kind, l.run_count, l.owner FROM {q}.live l
-    WHERE l.kind = a.kind AND l.priority = a.tier
+    WHERE l.kind = a.kind AND l.priority = a.tier AND l.visible_at BETWEEN '-infinity' AND 'infinity'
     ORDER BY l.visible_at LIMIT %s) s
  WHERE s.owner = %s
    AND NOT EXISTS (SELECT FROM unnest(%s::uuid[], %s::bigint[]) k(id, run) WHERE k.id = s.id AND k.run = s.run_count)"""

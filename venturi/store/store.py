@@ -6,9 +6,10 @@ It knows nothing of tasks, handlers or workers, and works without them.
 from __future__ import annotations
 
 import threading
+import typing as t
 import uuid
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import psycopg
@@ -27,25 +28,28 @@ __all__ = ["Store", "Wakers"]
 logger: Log = log("venturi.worker")
 
 
+Waker: t.TypeAlias = Callable[[Set[str] | None], None]
+
+
 class Wakers:
     """The workers of this process, which are woken without a notification by what is committed here."""
 
     def __init__(self) -> None:
         # No lock, which a fork could find taken: each of these steps of a dict is one.
-        self._wakers: dict[Callable[[], None], None] = {}
+        self._wakers: dict[Waker, None] = {}
 
-    def add(self, wake: Callable[[], None]) -> None:
+    def add(self, wake: Waker) -> None:
         """From now on call this, from any thread."""
         self._wakers[wake] = None
 
-    def remove(self, wake: Callable[[], None]) -> None:
+    def remove(self, wake: Waker) -> None:
         """Call it no more."""
         self._wakers.pop(wake, None)
 
-    def wake(self) -> None:
-        """Something was committed."""
+    def wake(self, kinds: Set[str] | None = None) -> None:
+        """Jobs of these kinds were committed; None: of any kinds."""
         for wake in list(self._wakers):
-            wake()
+            wake(kinds)
 
 
 class _Loan(threading.local):

@@ -174,7 +174,6 @@ class _Drain:
         """Run the handler, and keep what it wrote when it succeeds."""
         with self._connection.transaction():
             ending = self._runner(run)
-            assert ending is not None  # only a lost lease ends a run without an ending
             failed = self._connection.info.transaction_status == TransactionStatus.INERROR
             if failed or ending.outcome not in ("completed", "paused"):
                 raise psycopg.Rollback

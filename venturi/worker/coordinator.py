@@ -16,7 +16,6 @@ import typing as t
 import uuid
 from collections.abc import Callable, Sequence
 
-import attrs
 import psycopg
 
 from venturi.context import RunSignal
@@ -31,6 +30,7 @@ from venturi.worker.listener import Listener
 from venturi.worker.looks import Looks
 from venturi.worker.marks import Marks
 from venturi.worker.outages import Outages, Retry
+from venturi.worker.refusals import Refused, about_data, reduced, settle
 from venturi.worker.settings import Settings
 from venturi.worker.slots import Slots
 from venturi.worker.threads import Part
@@ -39,7 +39,10 @@ __all__ = ["Coordinator"]
 
 logger: Log = log("venturi.worker")
 
-_LEVELS = {"dead": logging.WARNING, "retried": logging.INFO}
+STRAYS_SECONDS = 0.5
+"""Seconds in which a stop tries to give back what only may be there: claims whose answer was lost."""
+
+_LEVELS = {"dead": logging.WARNING, "retried": logging.INFO, "released": logging.INFO}
 
 
 class Coordinator:
@@ -49,6 +52,10 @@ class Coordinator:
         connect: Opens its session.
         listener: None where nothing can be listened to: the worker polls.
         stopping: Whether the worker is to stop, in which case all runs in flight have been told.
+
+    Attributes:
+        settled: Runs whose end was recorded.
+        released: Runs whose claims were given back at the end.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class Coordinator:
         stopping: Callable[[], bool],
     ) -> None:
         self.settled: int = 0
+        self.released: list[Run] = []
         self._part = Part("coordinator", connect, outages, Retry(0.1, 5.0))
         self._claiming = claiming
         self._registry = registry
@@ -87,7 +95,9 @@ class Coordinator:
         self._locked_until = 0.0
         # The monotonic instant before which the database is left alone.
         self._trouble_until = 0.0
-        self._claim_lost = False
+        # The monotonic instant at which to look for claims that it does not know of, once the answer to one was lost.
+        self._strays_at = math.inf
+        self._stragglers: list[Run] = []
 
     # --- The loop
 
@@ -108,65 +118,84 @@ class Coordinator:
             return
         if self._locked and now >= self._locked_until:
             self._unlock()
-        if self._ended or (self._claims and now >= self._looks.due and self._lanes.room()):
+        # After trouble also with nothing to do, since the other parts wait until this one has reached the database.
+        asked = bool(self._ended or self._trouble_until) or now >= self._strays_at
+        if asked or (self._claims and now >= self._looks.due and self._lanes.room()):
             self._trouble_until = now + wait if (wait := self._part.attempt(self._turn)) else 0.0
 
     def busy(self) -> bool:
         """Whether there are runs in flight, or ends of runs to be recorded."""
         return len(self._flight) > 0
 
-    def finish(self, grace: float) -> list[Run]:
+    def finish(self, grace: float) -> None:
         """Settle what has ended by now, and give the claims of all other handlers back, in one statement.
 
         Args:
             grace: Seconds in which to try again where a row is locked or the database cannot be reached.
-
-        Returns:
-            The runs given back.
         """
         self._claims = False
         self._ended.extend(self._recordable(self._inbox.take(0)[0]))
         self._unlock()
         settling = set(self._ended)
-        stragglers = [run for run in self._flight.all() if run not in settling]
-        released: list[Run] = []
-
-        def last_turn() -> None:
-            self._unlock()
-            if self._ended:
-                self._turn()
-            if stragglers:
-                stragglers[:] = self._give_back(stragglers, released)
-
-        deadline = time.monotonic() + grace
-        if self._claim_lost:
-            self._part.attempt(lambda: self._release_strays(self._part.session()))
-        while (self._ended or self._locked or stragglers) and time.monotonic() < deadline:
-            wait = self._part.attempt(last_turn)
-            if self._ended or self._locked or stragglers:
+        self._stragglers = [run for run in self._flight.all() if run not in settling]
+        began = time.monotonic()
+        while (left := self._left(grace)) and time.monotonic() - began < left:
+            wait = self._part.attempt(self._last_turn)
+            if self._left(grace):
                 time.sleep(min(max(wait, 0.02), 0.25))  # not the whole wait of an outage: there is no later
-        return released
 
-    def _give_back(self, stragglers: Sequence[Run], released: list[Run]) -> list[Run]:
-        """Release claims in one statement; the runs whose rows were locked, to be tried again."""
-        endings = [
-            Ending(
-                run.claim.key, run.claim.kind, run.claim.run_count, self._claiming.owner, "released",
-                note="the worker stopped while the handler ran",
-            )
-            for run in stragglers
-        ]  # fmt: skip
-        answers = {answer.key: answer for answer in self._claiming.settle(self._part.session(), endings)}
-        locked = [run for run in stragglers if run.claim.key in answers and answers[run.claim.key].ours]
+    def _left(self, grace: float) -> float:
+        """Seconds for which what is left to be done at the end is worth trying."""
+        if self._ended or self._locked or self._stragglers:
+            return grace
+        return min(grace, STRAYS_SECONDS) if self._strays_at < math.inf else 0.0
+
+    def _last_turn(self) -> None:
+        self._unlock()
+        if self._strays_at < math.inf:
+            self._release_strays(self._part.session())
+        if self._ended:
+            self._turn()
+        if self._stragglers:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Release the claims of the stragglers in one statement; those whose rows are locked remain."""
+        stragglers = self._stragglers
+        endings = [self._release_of(run) for run in stragglers]
+        unsettled, refused = self._release(self._part.session(), endings)
+        answers = {answer.key: answer for answer in unsettled}
+        stuck = {each.ending.key for each in refused}
+        self._stragglers = []
         for run in stragglers:
-            if run in locked:
-                continue
-            # A run whose claim was lost stays in flight: its handler still runs, and is not to be waited for.
-            if run.claim.key not in answers or answers[run.claim.key].done:
+            answer = answers.get(run.claim.key)
+            if answer is not None and answer.ours:
+                self._stragglers.append(run)
+            elif run.claim.key not in stuck:
+                # Also one whose claim was lost: its job is in the hands of others.
                 self._flight.remove([run])
-                released.append(run)
-                self._telemetry.count("venturi.released", venturi__kind=run.claim.kind)
-        return locked
+                if answer is None or answer.done:
+                    self._given_back(run)
+
+    def _given_back(self, run: Run) -> None:
+        self.released.append(run)
+        if not run.thread:
+            self.settled += 1  # as if it had told so itself, that it does not begin
+        self._telemetry.count("venturi.released", venturi__kind=run.claim.kind)
+
+    def _release_of(self, run: Run) -> Ending:
+        claim = run.claim
+        note = "the worker stopped while the handler ran" if run.thread else "not started: shutdown"
+        return Ending(claim.key, claim.kind, claim.run_count, self._claiming.owner, "released", note=note)
+
+    def late(self, run: Run) -> None:
+        """Note that a run has ended when nothing is recorded any more; one that gave way has nothing to be recorded."""
+        if t.cast(Ending, run.ending).outcome == "released":
+            return
+        if self._flight.holds(run):
+            self._refused(run, "the worker had stopped")
+        else:
+            self._refused(run, f"its claim was {'released' if run in self.released else 'lost'}")
 
     def occupied(self) -> bool:
         """Whether there are handlers that hold a slot, whoever has the claim."""
@@ -176,14 +205,6 @@ class Coordinator:
         """Runs whose end could not be recorded, nor their claim given back."""
         return [run.claim.id for run in self._flight.all()]
 
-    def refused(self, run: Run, why: str) -> None:
-        """Note that the result of a run is not recorded."""
-        self._telemetry.count("venturi.lost_claims", venturi__kind=run.claim.kind)
-        logger.warning(
-            "job %s of kind %s: the result of run %d is not recorded, its claim was %s",
-            run.claim.key, run.claim.kind, run.claim.run_count, why, extra=run.tags(self._claiming.owner),
-        )  # fmt: skip
-
     def close(self) -> None:
         """Close the session."""
         self._part.disconnect()
@@ -191,8 +212,8 @@ class Coordinator:
     def _patience(self) -> float:
         """Seconds until there is something to do even if nothing happens."""
         now = time.monotonic()
-        moments = [math.inf]
-        if self._ended:
+        moments = [self._strays_at]
+        if self._ended or self._trouble_until:
             moments.append(now)
         if self._locked:
             moments.append(self._locked_until)
@@ -201,16 +222,13 @@ class Coordinator:
         return min(max(min(moments), self._trouble_until) - now, 30.0)
 
     def _recordable(self, ended: Sequence[Run]) -> list[Run]:
-        """The runs whose end is to be recorded; what was released meanwhile, or gave way, is let go."""
+        """The runs whose end is to be recorded; what was overtaken by a later claim of the same job is let go."""
         kept: list[Run] = []
         for run in ended:
-            held = self._flight.holds(run)
-            if held and run.ending is not None:
+            if self._flight.holds(run):
                 kept.append(run)
-                continue
-            self._let_go([run])
-            # What is not held was given back by the stop or, before that, overtaken by a later claim of the same job.
-            self.refused(run, "lost" if held or self._claims else "released")
+            else:
+                self._drop(run, "its claim was lost")
         return kept
 
     # --- A turn
@@ -221,21 +239,24 @@ class Coordinator:
         endings = [t.cast(Ending, run.ending) for run in runs]
         ask = self._lanes.ask(now, [run.claim.kind for run in runs]) if self._claims else None
         session = self._part.session()
-        if self._claim_lost:
+        if now >= self._strays_at:
             self._release_strays(session)
-        self._claim_lost = ask is not None
+        strays_at = self._strays_at
+        if ask is not None:
+            self._strays_at = 0.0  # until the answer is here
         try:
             turn = self._claiming.turn(session, endings, ask)
         except psycopg.Error as error:
             self._telemetry.count("venturi.settle_errors", bool(endings))
-            if not (endings and _about_data(error)):
+            if not (endings and about_data(error)):
                 raise
-            self._settle_apart(runs)
+            self._strays_at = strays_at  # nothing was claimed
+            self._settle_apart(session, runs)
             return
         self._telemetry.record(
             "messaging.client.operation.duration", time.monotonic() - now, messaging__operation__type="receive"
         )
-        self._claim_lost = False
+        self._strays_at = strays_at
         self._ended = []
         self._settled(runs, turn.unsettled)
         self._start(turn.claims, now)
@@ -248,14 +269,13 @@ class Coordinator:
             self._locked_until = time.monotonic() + random.uniform(0.05, 0.1)
         recorded: list[Run] = []
         for run in runs:
-            answer = answers.get((run.claim.key, run.claim.run_count)) if answers else None
+            answer = answers.get((run.claim.key, run.claim.run_count))
             if answer is None or answer.done:
                 recorded.append(run)
             elif answer.ours:
                 self._locked.append(run)
             else:
-                self._let_go([run])
-                self.refused(run, "lost")
+                self._drop(run, "its claim was lost")
         self._let_go(recorded)
         self._recorded(recorded)
 
@@ -268,25 +288,30 @@ class Coordinator:
         """Give back what a claim took whose answer was lost, instead of letting its lease run out as a failure."""
         known = [(run.claim.key, run.claim.run_count) for run in self._flight.all()]
         endings = self._claiming.strays(session, *self._lanes.all(), known)
-        if endings:
-            self._claiming.settle(session, endings)
-        self._claim_lost = False
+        unsettled, _ = self._release(session, endings) if endings else ([], [])
+        locked = any(answer.ours for answer in unsettled)
+        self._strays_at = time.monotonic() + random.uniform(0.05, 0.1) if locked else math.inf
 
-    def _settle_apart(self, runs: Sequence[Run]) -> None:
-        """Settle one by one, and in reduced form what the database refuses, when it has refused the batch."""
+    def _release(self, session: Session, endings: Sequence[Ending]) -> tuple[list[Unsettled], list[Refused]]:
+        """Give claims back; those that the database refuses are left to run out."""
+        unsettled, refused = settle(self._claiming, session, endings)
+        for each in refused:
+            each.report()
+        return unsettled, refused
+
+    def _settle_apart(self, session: Session, runs: Sequence[Run]) -> None:
+        """Settle one by one after a refusal; in reduced form, or not at all, what is refused by itself too."""
         for run in list(runs):
-            ending = t.cast(Ending, run.ending)
-            session = self._part.session()
-            try:
-                answer = self._claiming.settle(session, [ending])
-            except psycopg.Error as error:
-                if not _about_data(error):
-                    raise
-                reduced = _reduced(ending, error)
-                answer = self._claiming.settle(session, [reduced])
-                run.ending = reduced
+            answers, refused = settle(self._claiming, session, [t.cast(Ending, run.ending)])
+            if refused:
+                run.ending = reduced(refused[0])
+                answers, refused = settle(self._claiming, session, [run.ending])
             self._ended.remove(run)
-            self._settled([run], answer)
+            if refused:
+                # Not for the sake of what the run has left, then: its lease is left to run out.
+                self._drop(run, f"the database refuses it (SQLSTATE {refused[0].code})")
+            else:
+                self._settled([run], answers)
 
     def _start(self, claims: Sequence[Claim], sent: float) -> None:
         runs = [Run(claim, self._registry.find(claim.kind), RunSignal(sent + self._settings.lease)) for claim in claims]
@@ -313,6 +338,10 @@ class Coordinator:
             for run in runs:
                 self._log(logging.DEBUG, run, "claimed")
 
+    def _drop(self, run: Run, why: str) -> None:
+        self._let_go([run])
+        self._refused(run, why)
+
     def _let_go(self, runs: Sequence[Run]) -> None:
         self._flight.remove(runs)
         self._lanes.ended(run.claim.kind for run in runs)
@@ -331,25 +360,16 @@ class Coordinator:
             if level >= lowest:
                 self._log(level, run, outcome)
 
+    def _refused(self, run: Run, why: str) -> None:
+        """Note that the result of a run is not recorded."""
+        self._telemetry.count("venturi.lost_claims", venturi__kind=run.claim.kind)
+        logger.warning(
+            "job %s of kind %s: the result of run %d is not recorded, %s",
+            run.claim.key, run.claim.kind, run.claim.run_count, why, extra=run.tags(self._claiming.owner),
+        )  # fmt: skip
+
     def _log(self, level: int, run: Run, what: str) -> None:
         logger.log(
             level, "job %s of kind %s: run %d %s", run.claim.key, run.claim.kind, run.claim.run_count, what,
             extra=run.tags(self._claiming.owner),
         )  # fmt: skip
-
-
-def _about_data(error: psycopg.Error) -> bool:
-    """Whether the database refuses what is to be stored, and would refuse it again.
-
-    Classes 22 data exception, 23 constraint, 54 program limit, P0 raised by a trigger
-    (PostgreSQL documentation, appendix A).
-    """
-    return (error.sqlstate or "")[:2] in ("22", "23", "54", "P0")
-
-
-def _reduced(ending: Ending, error: psycopg.Error) -> Ending:
-    """The end of a run without what the user's code put into it, for a database that refuses that."""
-    note = f"the database refused to store all of this entry (SQLSTATE {error.sqlstate})"
-    lost_carry = ending.outcome == "paused" and ending.carry is not None
-    outcome = "dead" if lost_carry else ending.outcome
-    return attrs.evolve(ending, outcome=outcome, note=note, traceback=None, evidence=None, carry=None)

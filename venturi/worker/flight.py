@@ -21,8 +21,8 @@ class Run:
     """One claim on its way through a slot.
 
     Attributes:
-        thread: Name of the thread that runs its handler; empty while it waits for one.
-        ending: How it ended; None while it runs, and when nothing is to be recorded.
+        thread: Name of the thread that runs its handler; empty when that has not begun.
+        ending: How it ended; None until then.
         renewed_from: When its claim was first renewed, on the monotonic clock; None when it never was.
         reports: How often it was reported for taking long.
     """

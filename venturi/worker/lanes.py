@@ -69,7 +69,9 @@ class Lanes:
 
     def open(self) -> tuple[Sequence[str], Sequence[int]]:
         """Kinds and tiers of the lanes with room."""
-        lanes = [lane for lane in self._lanes if self._taken[self._task[lane[0]]] < self._caps[self._task[lane[0]]]]
+        lanes = [
+            lane for lane, task in zip(self._lanes, self._tasks, strict=True) if self._taken[task] < self._caps[task]
+        ]
         return [kind for kind, _ in lanes], [tier for _, tier in lanes]
 
     def ask(self, now: float, ending: Sequence[str] = ()) -> Ask | None:

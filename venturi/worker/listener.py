@@ -1,8 +1,9 @@
 """The thread that listens: it wakes the coordinator when a notification comes, and parks for it.
 
 It owns the one session that listens and holds PARKED (see `venturi.store.doorbell`), so that a session that dies takes
-both with it. Losing it costs latency only: the coordinator polls meanwhile. It never looks into a notification but
-to tell a request to cancel from work, and it never sends a statement while there is nothing to say but a ping.
+both with it. Losing it costs latency only: the coordinator polls meanwhile. It looks into a notification only to tell
+a request to cancel, work for which there is room, and other work apart, and it never sends a statement while there is
+nothing to say but a ping.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import enum
 import select
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 
 from venturi.store import doorbell, sql
@@ -45,6 +46,7 @@ class Listener:
         connect: Opens its session.
         statements: The queue's.
         bells: What it parks for.
+        kinds: Gives the kinds that the worker has room for now.
         wake: Called when there may be work, and when the parking has changed.
         cancel: Called when somebody has asked to cancel a claimed job.
         reconnected: Called when a session was opened after another one was lost.
@@ -56,6 +58,7 @@ class Listener:
         connect: Callable[[], Session],
         statements: Sql,
         bells: Sequence[int],
+        kinds: Callable[[], Set[str]],
         outages: Outages,
         *,
         wake: Callable[[], None],
@@ -67,8 +70,7 @@ class Listener:
         self._part = Part("listener", connect, outages, Retry(0.1, 30.0))
         self._sql = statements
         self._bells = bells
-        # A worker that parks for all kinds is meant by whatever is said.
-        self._meant = None if statements.every in bells else {sql.ANY, *map(str, bells)}
+        self._kinds = kinds
         self._wake = wake
         self._cancel = cancel
         self._reconnected = reconnected
@@ -110,7 +112,8 @@ class Listener:
         self._poke()
         if self._thread is not None:
             self._thread.join(timeout)
-        self._here.close()
+        else:
+            self._here.close()
         self._there.close()
 
     def retry(self) -> None:
@@ -136,6 +139,8 @@ class Listener:
         finally:
             self._part.disconnect()
             self._change(Parking.AWAY)
+            # By nobody else: this thread may outlive the worker, in a wait that no patience ends.
+            self._here.close()
 
     def _step(self) -> None:
         session = self._part.session()
@@ -175,9 +180,12 @@ class Listener:
         payloads = {notification.payload for notification in session.notifies(timeout=0)}
         if "cancel" in payloads:
             self._cancel()
-        said = payloads - {"cancel"}
-        if said and (self._meant is None or not said.isdisjoint(self._meant)):
+        # Jobs of a kind that is at its cap are looked for when one of its runs ends.
+        if payloads - {"cancel"} and not payloads.isdisjoint(self._meant()):
             self._wake()
+
+    def _meant(self) -> set[str]:
+        return {sql.ANY, *(str(self._sql.bell(kind)) for kind in self._kinds())}
 
     def _change(self, parking: Parking) -> None:
         if self._parking is not parking:

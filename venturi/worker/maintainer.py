@@ -23,6 +23,7 @@ from venturi.store.connections import Session
 from venturi.telemetry import Telemetry
 from venturi.worker.flight import Flight, Run
 from venturi.worker.outages import Outages, Retry
+from venturi.worker.refusals import Refused, settle
 from venturi.worker.runner import LEAST_DELAY
 from venturi.worker.settings import Settings
 from venturi.worker.threads import Part, spawn
@@ -79,11 +80,7 @@ class Maintainer:
         self._thread = spawn("venturi-maintainer", self._run)
 
     def poke(self) -> None:
-        """Look at the requests to cancel now."""
-        self._poked.set()
-
-    def retry(self) -> None:
-        """Try to connect now: another part has reached the database."""
+        """Look at the requests to cancel now; after trouble, try to connect now."""
         self._poked.set()
 
     def stop(self, timeout: float) -> None:
@@ -126,7 +123,8 @@ class Maintainer:
 
     def _renew(self, session: Session) -> None:
         # A run past its timeout is left to recovery: its handler was told, and does not listen.
-        runs = {run.claim.key: run for run in self._flight.all() if run.signal.reason != "timeout"}
+        held = (run for run in self._flight.all() if run.ending is not None or not run.signal.overdue)
+        runs = {run.claim.key: run for run in held}
         if not runs:
             return
         sent = time.monotonic()
@@ -136,7 +134,7 @@ class Maintainer:
             if renewed:
                 run.signal.lease_end = sent + self._settings.lease
                 self._watch(run, sent)
-            elif not ours and self._flight.holds(run):
+            elif not ours and run.ending is None and self._flight.holds(run):
                 self._lost(run)
 
     def _watch(self, run: Run, now: float) -> None:
@@ -170,16 +168,29 @@ class Maintainer:
     def _recover(self, session: Session) -> None:
         self._recoveries += 1
         everywhere = self._recoveries % LOOK_EVERYWHERE == 1
-        while not self._stopping:
+        end = time.monotonic() + self._interval  # there are claims of its own to be renewed
+        while not self._stopping and time.monotonic() < end:
             expired = self._claiming.expired(session, everywhere=everywhere)
             endings = [self._ending(claim) for claim in expired]
-            if endings:
-                unsettled = {(u.key, u.run_count) for u in self._claiming.settle(session, endings, expired=True)}
-                self._report([e for e in endings if (e.key, e.run_count) not in unsettled])
-                if len(unsettled) == len(endings):
-                    return  # other workers are at it
+            if endings and not self._take_back(session, endings):
+                return  # other workers are at it
             if len(expired) < RECOVERY_BATCH:
                 return
+
+    def _take_back(self, session: Session, endings: Sequence[Ending]) -> int:
+        """Recover claims; how many of them are not among the expired any more."""
+        unsettled, refused = settle(self._claiming, session, endings, expired=True)
+        left = {(u.key, u.run_count) for u in unsettled} | {(r.ending.key, r.ending.run_count) for r in refused}
+        self._report([e for e in endings if (e.key, e.run_count) not in left])
+        put_off = sum(self._put_off(session, each) for each in refused)
+        return len(endings) - len(left) + put_off
+
+    def _put_off(self, session: Session, refused: Refused) -> bool:
+        """Try it again after a lease: among the first hundred of the expired it would keep out all others."""
+        refused.report()
+        ending = refused.ending
+        ((_, renewed, _),) = self._claiming.renew(session, [(ending.key, ending.run_count)], owner=ending.owner)
+        return renewed
 
     def _ending(self, claim: Expired) -> Ending:
         who = claim.worker or f"worker {claim.owner}"

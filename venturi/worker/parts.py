@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Set
 
 from venturi.log import Log, log
 from venturi.registry import Registry
@@ -78,11 +78,11 @@ class Parts:
         runner = Runner(id, settings, state, telemetry, store.history)
         self._id = id
         self._name = name
-        self._flight = flight
         self._inbox = inbox
+        self._lanes = lanes
         self._store = store
         self._telemetry = telemetry
-        self._slots = Slots(settings.concurrency, f"venturi-{store.schema}", runner, inbox)
+        self._slots = Slots(settings.concurrency, f"venturi-{store.schema}", runner, runner.interrupted, inbox)
         self._maintainer = Maintainer(
             lambda: store.session("venturi maintainer", patience),
             claiming,
@@ -93,19 +93,21 @@ class Parts:
             outages,
             failed=failed,
         )
+        outages.calls = [self._maintainer.poke]
         self._listener: Listener | None = None
         if store.listens:
             self._listener = Listener(
                 lambda: store.listening_session(lambda: min(ANSWER_SECONDS, patience())),
                 store.statements,
                 store.statements.bells(lanes.kinds),
+                self._open,
                 outages,
                 wake=inbox.call,
                 cancel=self._maintainer.poke,
                 reconnected=lambda: telemetry.count("venturi.listener.reconnects"),
                 failed=failed,
             )
-        outages.calls = [part.retry for part in (self._maintainer, self._listener) if part is not None]
+            outages.calls = [self._maintainer.poke, self._listener.retry]
         self.coordinator: Coordinator = Coordinator(
             lambda: store.session("venturi coordinator", patience),
             claiming,
@@ -122,6 +124,14 @@ class Parts:
             stopping=stopping,
         )
 
+    def committed(self, kinds: Set[str] | None) -> None:
+        """Look for jobs that were committed in this process, if there is room for their kinds; None: any kinds."""
+        if kinds is None or not kinds.isdisjoint(self._open()):
+            self._inbox.call()
+
+    def _open(self) -> set[str]:
+        return set(self._lanes.open()[0])
+
     def start(self) -> None:
         """Start the threads."""
         self._telemetry.observe(self._store.stats)
@@ -132,26 +142,30 @@ class Parts:
 
     def stop(self, deadline: float) -> Report:
         """Settle or give back what is in flight, end everything by then, and report."""
-        released: list[Run] = []
         try:
-            released = self.coordinator.finish((deadline - time.monotonic()) / 2)
+            self.coordinator.finish((deadline - time.monotonic()) / 2)
         finally:
-            self._end(released, deadline)
+            self._end(deadline)
+        released = [run for run in self.coordinator.released if run.thread]
         for run in released:
-            logger.warning(
-                "%s: job %s of kind %s was released, its handler still runs on thread %s",
-                self._name, run.claim.id, run.claim.kind, run.thread, extra=run.tags(self._id),
-            )  # fmt: skip
+            if run.ending is None:
+                self._warn(run)
         return Report(
             self.coordinator.settled,
             tuple(Released(run.claim.id, run.claim.kind, run.thread) for run in released),
             tuple(self.coordinator.unsettled()),
         )
 
-    def _end(self, released: Sequence[Run], deadline: float) -> None:
+    def _warn(self, run: Run) -> None:
+        logger.warning(
+            "%s: job %s of kind %s was released, its handler still runs on thread %s",
+            self._name, run.claim.id, run.claim.kind, run.thread, extra=run.tags(self._id),
+        )  # fmt: skip
+
+    def _end(self, deadline: float) -> None:
         self._telemetry.unobserve(self._store.stats)
-        self._inbox.close(lambda run: self.coordinator.refused(run, "released"))
-        self._slots.close(wait=not released and len(self._flight) == 0 and not self.coordinator.occupied())
+        self._inbox.close(self.coordinator.late)
+        self._slots.close(wait=not self.coordinator.occupied())
         self.coordinator.close()
         self._maintainer.stop(max(0.1, deadline - time.monotonic()))
         if self._listener is not None:

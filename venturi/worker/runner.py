@@ -72,31 +72,35 @@ class Runner:
         self._telemetry = telemetry
         self._history = history
 
-    def __call__(self, run: Run) -> Ending | None:
-        """Run one claim to its end; None when nothing is to be recorded. Never raises."""
-        run.thread = threading.current_thread().name
+    def __call__(self, run: Run) -> Ending:
+        """Run one claim to its end. Raises only what another thread raises in this one."""
         if run.signal.reason is not None:
             return self._unstarted(run)
+        run.thread = threading.current_thread().name
         try:
             # A context of its own, so that no variable set by one run is seen by the next.
             return contextvars.Context().run(self._observed, run)
         except BaseException as error:
             return self._failed(run, text.describe(error), text.trace(error))
 
+    def interrupted(self, run: Run) -> Ending:
+        """The end of a run that an exception from another thread has cut short outside of its handler."""
+        return self._failed(run, "cut short by an exception from another thread", None, delay=LEAST_DELAY)
+
     def _unstarted(self, run: Run) -> Ending:
         reason = run.signal.reason
         return self._ending(run, _End("cancelled" if reason == "operator" else "released", f"not started: {reason}"))
 
-    def _observed(self, run: Run) -> Ending | None:
+    def _observed(self, run: Run) -> Ending:
         claim = run.claim
         with self._telemetry.processing(run.bound.task.kind, claim.key, claim.run_count, claim.trace) as ended:
             started = time.monotonic()
             ending = self._run(run)
             self._telemetry.record("messaging.process.duration", time.monotonic() - started, venturi__kind=claim.kind)
-            ended(ending.outcome if ending is not None else "lost")
+            ended(ending.outcome)
             return ending
 
-    def _run(self, run: Run) -> Ending | None:
+    def _run(self, run: Run) -> Ending:
         claim, bound = run.claim, run.bound
         try:
             if claim.payload is None:
@@ -123,12 +127,9 @@ class Runner:
         started = time.monotonic()
         end = self._call(run, task, context)
         duration = round((time.monotonic() - started) * 1e6)
-        if end is None:
-            return None
         return self._encoded(run, end, context.carry, evidence, duration)
 
-    def _call(self, run: Run, task: t.Any, context: Context[t.Any, t.Any]) -> _End | None:
-        """Call the handler; None when it gave way to a lost lease."""
+    def _call(self, run: Run, task: t.Any, context: Context[t.Any, t.Any]) -> _End:
         handler = run.bound.handler
         try:
             result: object = handler.fn(task, context) if run.bound.takes_context else handler.fn(task)
@@ -145,15 +146,15 @@ class Runner:
             return _End("retried", text.describe(error), text.trace(error), keeps_carry=True)
         return _returned(result)
 
-    def _cancelled(self, run: Run, error: Cancelled) -> _End | None:
+    def _cancelled(self, run: Run, error: Cancelled) -> _End:
         failed = _End("retried", text.describe(error), text.trace(error))
         match run.signal.reason:
-            case "shutdown":
+            case "shutdown" | "lease lost":
+                # A lease that the clock took for lost, in an outage, may have been renewed since. A claim that is lost
+                # indeed is not touched: the epoch sees to that.
                 return _End("released", text.note(error))
             case "operator":
                 return _End("cancelled", text.note(error))
-            case "lease lost":
-                return None
             case _:
                 return failed
 

@@ -30,17 +30,28 @@ class Slots:
     Args:
         count: How many.
         name: Prefix of the threads' names.
-        execute: Runs a claim to its end; must not raise.
+        execute: Runs a claim to its end.
+        interrupted: Gives the end of a run whose ``execute`` raised.
         inbox: Where the ended runs go.
     """
 
-    def __init__(self, count: int, name: str, execute: Callable[[Run], Ending | None], inbox: Inbox) -> None:
+    def __init__(
+        self,
+        count: int,
+        name: str,
+        execute: Callable[[Run], Ending],
+        interrupted: Callable[[Run], Ending],
+        inbox: Inbox,
+    ) -> None:
         self._count = count
         self._execute = execute
+        self._interrupted = interrupted
         self._inbox = inbox
+        self._process = os.getpid()
         self._runs: collections.deque[Run] = collections.deque()
-        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._waking = False
+        self._closed = False
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._started = 0
         self._starting = threading.Lock()
@@ -61,10 +72,11 @@ class Slots:
 
     def close(self, *, wait: bool) -> None:
         """End the loops. A handler that still runs goes on; without ``wait`` nobody waits for it here."""
+        self._closed = True
         with self._starting:
             self._count = self._started
         for _ in range(self._started):
-            self._wakes.put(False)
+            self._wakes.put(None)
         # What the pool keeps of a thread that it could not start is not to begin now.
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
@@ -76,7 +88,7 @@ class Slots:
         with self._starting:
             if self._started < self._count:
                 self._add()
-        self._wakes.put(True)
+        self._wakes.put(None)
 
     def _add(self) -> None:
         """Start one more thread. Where there is none to be had, those that run take all runs in turn from now on."""
@@ -91,22 +103,35 @@ class Slots:
             self._started += 1
 
     def _loop(self) -> None:
-        execute, inbox, runs = self._execute, self._inbox, self._runs
-        process = os.getpid()
-        goes_on = True
-        while goes_on:
-            goes_on = self._wakes.get()
-            # First of all: whoever hands over a run from now on wakes somebody for it.
-            self._waking = False
-            while runs:
-                try:
-                    run = runs.popleft()
-                except IndexError:
-                    break  # another thread was faster
-                self._wake()
-                run.ending = execute(run)
-                if os.getpid() != process:
-                    # The handler has forked, and this child has left it: nobody else would ever end it.
-                    os._exit(0)
-                inbox.put(run)
-                del run  # nothing of a run is kept while waiting for the next one
+        while not self._closed:
+            try:
+                self._wakes.get()
+                # First of all: whoever hands over a run from now on wakes somebody for it.
+                self._waking = False
+                self._run_all()
+            except BaseException:
+                # Raised in this thread by another one, which meant a handler and came too late for it.
+                logger.exception("an exception that came from without has met no handler")
+                self._wakes.put(None)
+
+    def _run_all(self) -> None:
+        runs = self._runs
+        while runs:
+            try:
+                run = runs.popleft()
+            except IndexError:
+                return  # another thread was faster
+            self._wake()
+            self._run(run)
+            del run  # nothing of a run is kept while waiting for the next one
+
+    def _run(self, run: Run) -> None:
+        try:
+            run.ending = self._execute(run)
+        finally:
+            if os.getpid() != self._process:
+                # The handler has forked, and this child has left it: nobody else would ever end it.
+                os._exit(0)
+            if run.ending is None:
+                run.ending = self._interrupted(run)
+            self._inbox.put(run)

@@ -16,7 +16,7 @@ from venturi.log import Log, log
 from venturi.store.connections import Session
 from venturi.worker.outages import Outages, Retry, describe
 
-__all__ = ["Part"]
+__all__ = ["Part", "spawn"]
 
 logger: Log = log("venturi.worker")
 

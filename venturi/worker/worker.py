@@ -203,7 +203,7 @@ class Worker:
             self._failure = self._failure or error
             self._done.set()
             raise
-        self.queue.store.local.add(self._inbox.call)
+        self.queue.store.local.add(parts.committed)
         _running.add(self)
         try:
             if _ending.is_set():
@@ -215,7 +215,7 @@ class Worker:
             self.stop(0)
             raise
         finally:
-            self.queue.store.local.remove(self._inbox.call)
+            self.queue.store.local.remove(parts.committed)
             self._stop_asked_at = self._stop_at = min(self._stop_at, time.monotonic())
             try:
                 self._report = parts.stop(self._stop_at + GRACE)
@@ -274,10 +274,7 @@ class Worker:
 
     @contextmanager
     def _signals(self) -> Generator[None]:
-        """SIGTERM and SIGINT as an orderly stop, where signals can be handled; a second one as an immediate stop."""
-        if not self.settings.signals or threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        """SIGTERM and SIGINT as an orderly stop, a second one as an immediate stop; on the main thread only."""
 
         def handle(number: int, frame: types.FrameType | None) -> None:
             self.stop(None if math.isinf(self._stop_at) else 0)
@@ -294,7 +291,8 @@ class Worker:
 def _stop_all() -> None:
     """Stop every worker in order when the main thread has ended."""
     _ending.set()
-    workers = [worker for worker in _running if worker._is_here()]  # pyright: ignore[reportPrivateUsage]
+    # A copy, made in one step: the workers leave it on threads of their own.
+    workers = [worker for worker in list(_running) if worker._is_here()]  # pyright: ignore[reportPrivateUsage]
     for worker in workers:
         worker.stop()
     for worker in workers:
