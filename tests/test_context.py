@@ -17,7 +17,7 @@ from fixtures.work import ended, until, working
 
 import venturi
 from venturi.context import Cancellation, RunSignal
-from venturi.store import connections
+from venturi.store import pool
 
 INSTANTLY = dt.timedelta(0)
 FAR = 1e9
@@ -196,7 +196,7 @@ def test_history_raises_while_the_database_is_away(
     queue: venturi.Queue, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never reads as empty; the failure_count needs no query."""
-    monkeypatch.setattr(connections, "POOL_SECONDS", 0.3)
+    monkeypatch.setattr(pool, "POOL_SECONDS", 0.3)
     distant = venturi.Queue(queue.schema, dsn=proxy.dsn)
     seen: list[object] = []
 

@@ -166,7 +166,7 @@ def test_nothing_that_is_logged_or_shown_holds_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not payload, carry, password or connection string: not in records, errors or reprs (case 168)."""
-    monkeypatch.setattr("venturi.store.connections.POOL_SECONDS", 0.3)
+    monkeypatch.setattr("venturi.store.pool.POOL_SECONDS", 0.3)
     shown = list[object]()
     with working(secretive) as worker:
         jobs = [secretive.enqueue(Secret(end)).id for end in ("return", "fail", "die", "pause")]
@@ -217,7 +217,7 @@ def test_a_pool_that_cannot_connect_tells_no_password(
     url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the logger of psycopg's pool nor the error says a part of one, well written or not (case 168)."""
-    monkeypatch.setattr("venturi.store.connections.POOL_SECONDS", 0.2)
+    monkeypatch.setattr("venturi.store.pool.POOL_SECONDS", 0.2)
     caplog.set_level(logging.DEBUG)
     queue = venturi.Queue(dsn=url)
     with pytest.raises((psycopg.OperationalError, venturi.ConfigError)) as raised:

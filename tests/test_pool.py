@@ -23,7 +23,7 @@ from fixtures.work import ended, working
 from psycopg import sql
 
 import venturi
-from venturi.store import connections
+from venturi.store import connections, pool
 
 Connect: t.TypeAlias = cabc.Callable[..., psycopg.Connection[t.Any]]
 
@@ -114,8 +114,8 @@ def test_a_queue_opens_no_more_connections_than_it_may(
     schema: str, dsn: str, connect: Connect, monkeypatch: pytest.MonkeyPatch, size: int | None, most: int
 ) -> None:
     """With all connections busy an enqueue raises when it has waited for one, and the next one works (case 120)."""
-    assert connections.POOL_SECONDS + connections.CONNECT_SECONDS / 2 <= 15
-    monkeypatch.setattr(connections, "POOL_SECONDS", 0.3)
+    assert pool.POOL_SECONDS + connections.CONNECT_SECONDS / 2 <= 15
+    monkeypatch.setattr(pool, "POOL_SECONDS", 0.3)
     queue = venturi.Queue(schema, dsn=dsn) if size is None else venturi.Queue(schema, dsn=dsn, pool_size=size)
     observer = connect(autocommit=True)
 
@@ -135,7 +135,7 @@ def test_an_unreachable_server_is_an_error_in_good_time(
     schema: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that refuses, or that takes the connection and says nothing, makes the enqueue raise and say why."""
-    monkeypatch.setattr(connections, "POOL_SECONDS", 0.3)
+    monkeypatch.setattr(pool, "POOL_SECONDS", 0.3)
     silent = venturi.Queue(schema, dsn=proxy.dsn)
     proxy.hold()
     refused = venturi.Queue(schema, dsn=NOWHERE)

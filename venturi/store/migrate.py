@@ -18,22 +18,21 @@ import functools
 import hashlib
 import importlib
 import logging
-import re
 import time
 import typing as t
 from collections.abc import Callable, Collection, Generator, Sequence
-from importlib import resources
 from importlib.resources.abc import Traversable
 
 import attrs
 import psycopg
-from psycopg import errors, sql
+from psycopg import errors
 from psycopg.rows import dict_row, tuple_row
 
 from venturi import checks
 from venturi.errors import SchemaError
 from venturi.log import log
 from venturi.store.connections import migrate_command
+from venturi.store.files import NAME, File, load, number_of, render
 
 __all__ = ["VERSION", "Status", "check", "migrate", "script", "status"]
 
@@ -76,9 +75,6 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n 
                 WHERE n.nspname = %s AND c.relname = %s)
 """
 
-_NAME = re.compile(r"[0-9]{4}\.[a-z0-9_-]+")
-_FILE = re.compile(_NAME.pattern + r"\.sql")
-
 _logger = log(__name__)
 
 
@@ -97,26 +93,6 @@ class Status:
     newest: int
     applied: tuple[str, ...]
     pending: tuple[str, ...]
-
-
-@attrs.frozen
-class _File:
-    """One migration: its name without the suffix, and its text, in which ``{schema}`` stands for the quoted schema."""
-
-    name: str
-    text: str = attrs.field(repr=False)
-
-    @property
-    def number(self) -> int:
-        return _number(self.name)
-
-    @property
-    def checksum(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
-    @property
-    def record(self) -> str:
-        return f"INSERT INTO {{schema}}.migrations (name, checksum) VALUES ('{self.name}', '{self.checksum}');\n"
 
 
 def migrate(conninfo: str, schema: str, *, source: Traversable | None = None) -> list[str]:
@@ -142,7 +118,7 @@ def migrate(conninfo: str, schema: str, *, source: Traversable | None = None) ->
         psycopg.Error: The database refused something. Migrations that were applied before stay applied.
     """
     schema = checks.schema(schema)
-    files = _files(source)
+    files = load(source)
     with _quiet_yoyo(), _backend(conninfo, schema, files) as backend:
         migrations = _migrations(files, schema)
         if not backend.to_apply(migrations):
@@ -167,11 +143,11 @@ def status(conninfo: str, schema: str, *, source: Traversable | None = None) -> 
         SchemaError: The records in the schema do not fit the files.
     """
     schema = checks.schema(schema)
-    files = _files(source)
+    files = load(source)
     with _connect(conninfo) as connection:
         applied = _applied(connection, schema, files)
     return Status(
-        version=_number(applied[-1]) if applied else None,
+        version=number_of(applied[-1]) if applied else None,
         newest=files[-1].number,
         applied=tuple(applied),
         pending=tuple(file.name for file in files if file.name not in applied),
@@ -196,8 +172,8 @@ def script(schema: str, applied: Collection[str] = (), *, source: Traversable | 
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;\n" + _LIMITS
     first = _CREATE_SCHEMA + _CREATE_RECORDS
     return "\n".join(
-        _render(f"{begin}{first if file.number == 1 else ''}{file.text}{file.record}COMMIT;\n", schema)
-        for file in _files(source)
+        render(f"{begin}{first if file.number == 1 else ''}{file.text}{file.record}COMMIT;\n", schema)
+        for file in load(source)
         if file.name not in applied
     )
 
@@ -230,12 +206,12 @@ def _version(connection: psycopg.Connection[t.Any], schema: str) -> tuple[int, i
     """The schema's version and the oldest library that it serves; None when it has no version."""
     if not _exists(connection, _HAS_TABLE, schema, "versions"):
         return None
-    newest = _render("SELECT version, oldest_library FROM {schema}.versions ORDER BY version DESC LIMIT 1", schema)
+    newest = render("SELECT version, oldest_library FROM {schema}.versions ORDER BY version DESC LIMIT 1", schema)
     with connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(newest.encode()).fetchone()
 
 
-def _applied(connection: psycopg.Connection[t.Any], schema: str, files: Sequence[_File]) -> list[str]:
+def _applied(connection: psycopg.Connection[t.Any], schema: str, files: Sequence[File]) -> list[str]:
     """Names of the migrations recorded in the schema, oldest first.
 
     Raises:
@@ -245,7 +221,7 @@ def _applied(connection: psycopg.Connection[t.Any], schema: str, files: Sequence
         return []
     with connection.cursor(row_factory=dict_row) as cursor:
         # Every column, since naming one that is not there would be an error of the server.
-        records = cursor.execute(_render("SELECT * FROM {schema}.migrations", schema).encode()).fetchall()
+        records = cursor.execute(render("SELECT * FROM {schema}.migrations", schema).encode()).fetchall()
     if not records:
         raise SchemaError(f"schema {schema!r}: the table of migrations is empty")
     records.sort(key=lambda record: str(record.get("name")))
@@ -254,10 +230,10 @@ def _applied(connection: psycopg.Connection[t.Any], schema: str, files: Sequence
     return [record["name"] for record in records]
 
 
-def _fit(schema: str, record: dict[str, t.Any], number: int, files: Sequence[_File]) -> None:
+def _fit(schema: str, record: dict[str, t.Any], number: int, files: Sequence[File]) -> None:
     """Compares one record with the file of its number; a newer library's record has none here."""
     name, checksum = record.get("name"), record.get("checksum")
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(checksum, str):
+    if not isinstance(name, str) or not NAME.fullmatch(name) or not isinstance(checksum, str):
         raise SchemaError(f"schema {schema!r}: malformed record of a migration, {record!r}")
     file = files[number - 1] if number <= len(files) else None
     if int(name[:4]) != number or (file and name != file.name):
@@ -267,7 +243,7 @@ def _fit(schema: str, record: dict[str, t.Any], number: int, files: Sequence[_Fi
         raise SchemaError(f"schema {schema!r}: the file of the migration {name!r} has changed since it was applied")
 
 
-def _backend(conninfo: str, schema: str, files: Sequence[_File]) -> t.Any:
+def _backend(conninfo: str, schema: str, files: Sequence[File]) -> t.Any:
     """yoyo on one schema: it plans and runs the steps; how it connects, locks and records is replaced.
 
     Its own lock outlives a holder that died, its records commit apart from the migration, its tables lie wherever the
@@ -276,7 +252,7 @@ def _backend(conninfo: str, schema: str, files: Sequence[_File]) -> t.Any:
     # Imported here, since only those who migrate should pay for it.
     yoyo = importlib.import_module("yoyo.backends.core.postgresql")
     digest = importlib.import_module("yoyo.migrations").get_migration_hash
-    records = {file.name: _render(file.record, schema).encode() for file in files}
+    records = {file.name: render(file.record, schema).encode() for file in files}
 
     class Backend(yoyo.PostgresqlPsycopgBackend):  # type: ignore[misc, name-defined]
         _internal_schema_updated = True
@@ -311,7 +287,7 @@ def _backend(conninfo: str, schema: str, files: Sequence[_File]) -> t.Any:
     return Backend(conninfo, "migrations")
 
 
-def _migrations(files: Sequence[_File], schema: str) -> t.Any:
+def _migrations(files: Sequence[File], schema: str) -> t.Any:
     """The files as yoyo's own objects; by itself it reads only folders on disk, and files that name their schema."""
     yoyo = importlib.import_module("yoyo.migrations")
     migrations = yoyo.MigrationList()
@@ -320,7 +296,7 @@ def _migrations(files: Sequence[_File], schema: str) -> t.Any:
         steps = yoyo.StepCollector(migration)
         if file.number == 1:
             steps.add_step(functools.partial(_prepare, schema=schema))
-        steps.add_step(functools.partial(_run, statements=_render(file.text, schema)))
+        steps.add_step(functools.partial(_run, statements=render(file.text, schema)))
         migration.steps, migration._depends = steps.create_steps(migration.use_transactions), set()
         migrations.append(migration)
     return migrations
@@ -332,8 +308,8 @@ def _prepare(connection: psycopg.Connection, schema: str) -> None:
     if encoding != "UTF8":
         raise SchemaError(f"the database has the encoding {encoding}, which cannot hold every payload: UTF8 is needed")
     if not _exists(connection, _HAS_SCHEMA, schema):
-        _run(connection, _render(_CREATE_SCHEMA, schema))
-    _run(connection, _render(_CREATE_RECORDS, schema))
+        _run(connection, render(_CREATE_SCHEMA, schema))
+    _run(connection, render(_CREATE_RECORDS, schema))
 
 
 def _run(connection: psycopg.Connection, statements: str) -> None:
@@ -387,34 +363,6 @@ def _connect(conninfo: str) -> psycopg.Connection:
 def _exists(connection: psycopg.Connection[t.Any], query: t.LiteralString, *names: str) -> bool:
     with connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(query, names).fetchone() == (True,)
-
-
-def _files(source: Traversable | None) -> list[_File]:
-    """The migrations of a folder, oldest first."""
-    folder = _folder() if source is None else source
-    paths = [path for path in folder.iterdir() if _FILE.fullmatch(path.name)] if folder.is_dir() else []
-    if not paths:
-        raise SchemaError(f"the installation of venturi is incomplete: no migrations in {folder}")
-    files = (_File(path.name.removesuffix(".sql"), path.read_text("utf-8").rstrip() + "\n") for path in paths)
-    return sorted(files, key=lambda file: file.name)
-
-
-def _folder() -> Traversable:
-    """Where the migrations are: inside a package that was built, beside one that is a checkout."""
-    package = resources.files("venturi")
-    inside = package / "migrations"
-    return inside if inside.is_dir() else package / ".." / "migrations"
-
-
-def _render(template: str, schema: str) -> str:
-    """SQL with the quoted name of the schema; lines of comment stay as they are, as a name may have line breaks."""
-    quoted = sql.Identifier(schema).as_string()
-    lines = template.splitlines(keepends=True)
-    return "".join(line if line.startswith("--") else line.replace("{schema}", quoted) for line in lines)
-
-
-def _number(name: str) -> int:
-    return int(name[:4])
 
 
 @contextlib.contextmanager

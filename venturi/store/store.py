@@ -17,8 +17,9 @@ from psycopg.pq import TransactionStatus
 
 from venturi.log import Log, log
 from venturi.store import migrate, starting
-from venturi.store.connections import Connection, Pool, Session, connect, own, readable, resolve, schema_errors
+from venturi.store.connections import Connection, Session, connect, own, readable, resolve, schema_errors
 from venturi.store.looking import HISTORY, Looking
+from venturi.store.pool import Pool
 from venturi.store.producing import Producing
 from venturi.store.sql import Sql
 from venturi.values import Entry, Stats
