@@ -208,7 +208,7 @@ class Worker:
         try:
             if _ending.is_set():
                 self.stop()
-            parts.start()
+            self._start(parts)
             self._loop(parts.coordinator)
         except BaseException as error:
             self._failure = self._failure or error
@@ -225,6 +225,15 @@ class Worker:
         if self._failure is not None:
             raise self._failure
         return self._report
+
+    def _start(self, parts: Parts) -> None:
+        try:
+            parts.start()
+        except RuntimeError:
+            # The main thread has ended meanwhile, after which no thread can be started.
+            if not _ending.is_set():
+                raise
+            self.stop(0)
 
     def _loop(self, coordinator: Coordinator) -> None:
         """Step until the stop is done or its deadline is over."""
