@@ -256,7 +256,7 @@ def test_the_payload_is_the_tasks_encoding(queue: venturi.Queue, connect: Connec
         queue.enqueue(Plain(value)),
         queue.enqueue(Keyed("a", value)),
         queue.enqueue_many([Plain(value), Keyed("b", value)])[0],
-        queue.enqueue_many([Plain(value)] * 1000)[999],  # by COPY
+        queue.enqueue_many([Plain(value)] * 1000)[999],  # in several statements
     ]
     for receipt in receipts:
         assert _job(queue, receipt).payload["value"] == value

@@ -261,7 +261,7 @@ def test_any_other_kind_works(queue: venturi.Queue, kind: str) -> None:
     with working(queue, concurrency=4):
         for receipt in receipts:
             assert ended(queue, receipt.id).kind == kind
-    queue.enqueue_many([Odd()] * 1000)  # by COPY
+    queue.enqueue_many([Odd()] * 1000)  # in several statements
     assert queue.stats().kinds[kind].ready == 1000
 
 
