@@ -23,6 +23,7 @@ class Run:
     Attributes:
         thread: Name of the thread that runs its handler; empty when that has not begun.
         ending: How it ended; None until then.
+        received: Whether it was taken from the inbox.
         renewed_from: When its claim was first renewed, on the monotonic clock; None when it never was.
         reports: How often it was reported for taking long.
     """
@@ -32,6 +33,7 @@ class Run:
     signal: RunSignal
     thread: str = ""
     ending: Ending | None = None
+    received: bool = False
     renewed_from: float | None = None
     reports: int = 0
 
@@ -119,7 +121,8 @@ class Inbox:
                     # Before the rest is taken: a call from now on is about something that this look-up may miss.
                     self._called = False
                     called = True
-                else:
+                elif not item.received:  # a slot that was cut short may hand over a run for the second time
+                    item.received = True
                     runs.append(item)
                 item = self._queue.get_nowait()
         except queue.Empty:

@@ -74,8 +74,9 @@ class Slots:
         """End the loops. A handler that still runs goes on; without ``wait`` nobody waits for it here."""
         self._closed = True
         with self._starting:
-            self._count = self._started
-        for _ in range(self._started):
+            most, self._count = self._count, self._started
+        # One that was cut short while it started a thread has not counted that.
+        for _ in range(most):
             self._wakes.put(None)
         # What the pool keeps of a thread that it could not start is not to begin now.
         self._pool.shutdown(wait=wait, cancel_futures=True)
@@ -103,27 +104,35 @@ class Slots:
             self._started += 1
 
     def _loop(self) -> None:
-        while not self._closed:
+        held: collections.deque[Run] = collections.deque()
+        while held or not self._closed:
             try:
-                self._wakes.get()
-                # First of all: whoever hands over a run from now on wakes somebody for it.
-                self._waking = False
-                self._run_all()
+                self._serve(held)
             except BaseException:
                 # Raised in this thread by another one, which meant a handler and came too late for it.
-                logger.exception("an exception that came from without has met no handler")
                 self._wakes.put(None)
+                logger.exception("an exception that came from without has met no handler")
 
-    def _run_all(self) -> None:
-        runs = self._runs
-        while runs:
+    def _serve(self, held: collections.deque[Run]) -> None:
+        """Run what is handed over, until the end. Such an exception may cut it short anywhere; ``held`` has the run."""
+        if held:
+            self._end(held)
+        while not self._closed:
+            self._wakes.get()
+            # First of all: whoever hands over a run from now on wakes somebody for it.
+            self._waking = False
+            self._run_all(held)
+
+    def _run_all(self, held: collections.deque[Run]) -> None:
+        while self._runs:
             try:
-                run = runs.popleft()
+                # In one step: no exception comes between taking a run and holding it.
+                held.extend(map(collections.deque[Run].popleft, (self._runs,)))
             except IndexError:
                 return  # another thread was faster
             self._wake()
-            self._run(run)
-            del run  # nothing of a run is kept while waiting for the next one
+            self._run(held[0])
+            self._end(held)
 
     def _run(self, run: Run) -> None:
         try:
@@ -132,6 +141,10 @@ class Slots:
             if os.getpid() != self._process:
                 # The handler has forked, and this child has left it: nobody else would ever end it.
                 os._exit(0)
-            if run.ending is None:
-                run.ending = self._interrupted(run)
-            self._inbox.put(run)
+
+    def _end(self, held: collections.deque[Run]) -> None:
+        """Hand the run over, for the second time if need be; nothing of it is kept."""
+        if held[0].ending is None:
+            held[0].ending = self._interrupted(held[0])
+        self._inbox.put(held[0])
+        held.clear()
