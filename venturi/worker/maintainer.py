@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import psycopg
+
 from venturi.backoff import jittered
 from venturi.errors import UnknownKindError
 from venturi.log import Log, log
@@ -23,7 +25,7 @@ from venturi.store.connections import Session
 from venturi.telemetry import Telemetry
 from venturi.worker.flight import Flight, Run
 from venturi.worker.outages import Outages, Retry
-from venturi.worker.refusals import Refused, settle
+from venturi.worker.refusals import Refused, about_data, settle
 from venturi.worker.runner import LEAST_DELAY
 from venturi.worker.settings import Settings
 from venturi.worker.threads import Part, spawn
@@ -117,7 +119,7 @@ class Maintainer:
             self._recover_from = now + self._interval
         if now >= self._recover_from:
             self._recover(session)
-        self._due = time.monotonic() + self._interval
+        self._due = now + self._interval
 
     # --- Own claims
 
@@ -189,7 +191,12 @@ class Maintainer:
         """Try it again after a lease: among the first hundred of the expired it would keep out all others."""
         refused.report()
         ending = refused.ending
-        ((_, renewed, _),) = self._claiming.renew(session, [(ending.key, ending.run_count)], owner=ending.owner)
+        try:
+            ((_, renewed, _),) = self._claiming.renew(session, [(ending.key, ending.run_count)], owner=ending.owner)
+        except psycopg.Error as error:
+            if not about_data(error):
+                raise
+            return False
         return renewed
 
     def _ending(self, claim: Expired) -> Ending:
