@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as cabc
+import contextlib
 import datetime as dt
 import threading
 import time
@@ -97,25 +98,60 @@ def test_a_merge_into_a_job_of_a_former_kind_is_recorded_under_that_kind(queue: 
     deployed.close()
 
 
-@pytest.mark.parametrize("nested", ["cancel", "enqueue"])
-def test_a_merge_that_changes_the_job_it_was_asked_about_is_an_error(
-    queue: venturi.Queue, connect: Connect, nested: str
+@pytest.mark.parametrize("others", [0, 300], ids=["alone", "in a large batch"])
+@pytest.mark.parametrize("nested", ["cancel", "enqueue", "copy"])
+def test_a_merge_may_use_the_callers_connection_but_not_for_the_job_it_was_asked_about(
+    queue: venturi.Queue, connect: Connect, nested: str, others: int
 ) -> None:
-    """On the caller's own connection nothing keeps it from that; that its task is lost must not pass unsaid."""
+    """Nothing keeps it from that; that its task is lost must not pass unsaid. Anything else works (case 041)."""
     caller = connect()
 
     def meddles(task: Counter, existing: Pending[Counter, Seen]) -> Replace:
         decides(replaces)
         if nested == "cancel":
             queue.cancel(existing.id, conn=caller)
-        else:
+        elif nested == "enqueue":
             queue.enqueue(Counter("a", 3), conn=caller)
+        else:
+            with caller.cursor().copy("COPY (SELECT 1) TO STDOUT") as copied:
+                assert list(copied.rows()) == [("1",)]
         return Replace()
 
     queue.enqueue(Counter("a", 1))
     decides(meddles)
-    with pytest.raises(RuntimeError, match="itself changed"):
-        queue.enqueue(Counter("a", 2), conn=caller)
+    tasks = [Counter("a", 2), *(Counter(f"b{n}") for n in range(others))]
+    with pytest.raises(RuntimeError, match="itself changed") if nested != "copy" else contextlib.nullcontext():
+        assert queue.enqueue_many(tasks, conn=caller)[0].action == "replaced"
+
+
+def test_the_oldest_job_is_met_behind_one_that_cannot_be_decoded_among_aliases(
+    queue: venturi.Queue, dsn: str, connect: Connect
+) -> None:
+    """Whichever of the kinds it has: a younger job of the other one is not taken for it."""
+
+    def named(kind: str, *aliases: str) -> t.Any:
+        @venturi.task(kind, aliases=aliases)
+        class Named:
+            number: int
+
+            def dedup_key(self) -> str:
+                return "a"
+
+            def merge(self, existing: t.Any) -> t.Any:
+                return decision
+
+        return Named
+
+    decision: object = Independent()
+    former, present = named("former"), named("present", "former")
+    deployed = venturi.Queue(queue.schema, dsn=dsn)
+    broken, oldest = queue.enqueue(former(1)), queue.enqueue(former(2))
+    deployed.enqueue(present(3))
+    spoil = sql.SQL("UPDATE {} SET payload = '{{}}' WHERE id = %s").format(sql.Identifier(queue.schema, "jobs"))
+    connect(autocommit=True).execute(spoil, [broken.id])
+    decision = Replace()
+    assert deployed.enqueue(present(4)) == venturi.Receipt(oldest.id, "replaced")
+    deployed.close()
 
 
 @pytest.mark.conformance(79)

@@ -12,6 +12,7 @@ import json
 import typing as t
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 
@@ -115,6 +116,8 @@ class Merging:
         self._entries: list[MergeEntry] = []
         self._sooner: set[str] = set()
         self._now = dt.datetime.min
+        # Of statements that need no answer and call nothing of the user's, where they do not travel so anyway.
+        self._together: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def store(self, requests: Sequence[Request]) -> list[Receipt]:
         """Write the requests; a receipt for each, in order."""
@@ -123,7 +126,8 @@ class Merging:
             return self._store(requests)
         # On a caller's connection, between two statements an interrupt may come, and the caller go on and commit. The
         # clock has begun a transaction, so that this makes a savepoint and never commits.
-        with self._connection.transaction(), self._connection.pipeline():
+        self._together = self._connection.pipeline
+        with self._connection.transaction():
             return self._store(requests)
 
     def _store(self, requests: Sequence[Request]) -> list[Receipt]:
@@ -145,8 +149,9 @@ class Merging:
                 receipts.append(Receipt(job.id, "inserted"))
                 yield job
 
-        self._producing.insert_many(self._connection, jobs(), self._trace, self._now)
-        self._producing.ring(self._connection, {request.kind for request in requests})
+        with self._together():
+            self._producing.insert_many(self._connection, jobs(), self._trace, self._now)
+            self._producing.ring(self._connection, {request.kind for request in requests})
         return receipts
 
     def _dues(self, count: int) -> Iterator[dt.datetime]:
@@ -298,6 +303,10 @@ class Merging:
         ]
         if stored:
             self._producing.merge(self._connection, stored, self._trace)
+        with self._together():
+            self._append()
+
+    def _append(self) -> None:
         if self._inserts:
             self._producing.insert_many(self._connection, self._inserts, self._trace, self._now)
         if self._entries:

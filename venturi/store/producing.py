@@ -139,7 +139,7 @@ class Producing:
 
         Args:
             wanted: A number may come with several kinds, which are aliases of one another.
-            most: How many of each kind and key.
+            most: How many for each number.
         """
         numbers, kinds, keys = zip(*wanted, strict=True)
         # Unprepared: a plan kept from a nearly empty table would read all of it later, and a caller's session is not
@@ -150,6 +150,7 @@ class Producing:
             found.setdefault(number, []).append(Candidate(*row))
         for candidates in found.values():
             candidates.sort(key=lambda candidate: (candidate.created_at, candidate.id))
+            del candidates[most:]  # of each kind there are so many: one that comes later may not be the next
         return found
 
     def insert_many(
