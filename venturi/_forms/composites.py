@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import datetime as dt
+import decimal
 import enum
 import functools
+import pathlib
 import types
 import typing as t
+import uuid
 
 from venturi._forms.records import compared, is_record
 from venturi._forms.scalars import SCALARS, Convert, Form, Refused, check, kind_of, name, write_float
@@ -22,6 +26,10 @@ __all__ = [
     "optional",
     "verified",
 ]
+
+
+_TEXTUAL = (str, bytes, dt.datetime, dt.date, dt.time, uuid.UUID, decimal.Decimal, pathlib.Path)
+"""What is stored as a string that tells by itself which value it was."""
 
 
 def enumeration(cls: type[enum.Enum]) -> Form:
@@ -121,7 +129,7 @@ def _in_text(key: Form, numeric: bool) -> Form:
             raise Refused("a key that is no int")
         return key.load(int(text))
 
-    if key is SCALARS[str]:
+    if any(key is SCALARS[kind] for kind in _TEXTUAL):
         return key
     if key is SCALARS[int]:
         return Form(dump, load_digits)

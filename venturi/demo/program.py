@@ -67,7 +67,7 @@ def run(
     logging.getLogger("venturi").setLevel(logging.ERROR)
     # A syntax tree is a hundred thousand objects and no garbage; looking for some as usual takes a tenth of the time.
     gc.set_threshold(100_000)
-    given = dsn or os.environ.get("VENTURI_DATABASE_URL") or os.environ.get("DATABASE_URL")
+    given = embedded.explicit(dsn)
     with embedded.database(given, name="demo") as server, psycopg.connect(server, autocommit=True) as conn:
         # The queue was made without a connection string, where the handlers are: it reads this at its first use.
         os.environ["VENTURI_DATABASE_URL"] = server

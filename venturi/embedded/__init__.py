@@ -36,6 +36,11 @@ _CARELESS = {"fsync": "off", "full_page_writes": "off"}
 """Settings of throw-away servers: their data outlives a crash of the server, but not one of the machine."""
 
 
+def explicit(dsn: str | None) -> str | None:
+    """The connection string that was asked for; None: a private server is to be used."""
+    return dsn or os.environ.get("VENTURI_DATABASE_URL") or os.environ.get("DATABASE_URL")
+
+
 @contextlib.contextmanager
 def database(dsn: str | None = None, *, name: str | None = None) -> cabc.Generator[str]:
     """The connection string of the first there is: an explicit one, the embedded server's, an installed PostgreSQL's.
@@ -49,9 +54,8 @@ def database(dsn: str | None = None, *, name: str | None = None) -> cabc.Generat
         ConfigError: There is none; the message names every way to one.
         VenturiError: The private server does not start.
     """
-    explicit = dsn or os.environ.get("VENTURI_DATABASE_URL") or os.environ.get("DATABASE_URL")
-    if explicit:
-        yield explicit
+    if given := explicit(dsn):
+        yield given
         return
     with server(name) as private:
         yield private.dsn
