@@ -77,9 +77,9 @@ class Pool:
         try:
             session = _living(pool)
         except psycopg.OperationalError as error:
-            if self._refusal is None:
+            if (refusal := self._refusal) is None:
                 raise
-            raise type(error)(f"{error}: {self._refusal}") from self._refusal
+            raise type(error)(f"{error}: {refusal}") from refusal
         try:
             yield session
         except (psycopg.OperationalError, psycopg.InternalError):
