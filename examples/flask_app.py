@@ -51,7 +51,7 @@ def show_job(id: uuid.UUID) -> dict[str, str]:
 
 if __name__ == "__main__":
     queue.migrate()
-    # app.run(), waitress and wsgiref leave SIGTERM to Python, which would end the process at once.
+    # app.run() and waitress leave SIGTERM to Python, which would end the process at once.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     # One process, so that one worker beside it is enough: it stops, in order, at the end of the block.
     with queue.work(block=False) as worker:

@@ -136,7 +136,6 @@ def test_gunicorn_without_its_master_stops_in_order(site: Site, kind: str) -> No
 
 SERVERS = {
     "waitress": "waitress.serve(app, listen='127.0.0.1:{port}', threads=4, _quiet=True)",
-    "wsgiref.simple_server": "wsgiref.simple_server.make_server('127.0.0.1', {port}, app).serve_forever()",
     "werkzeug.serving": "werkzeug.serving.run_simple('127.0.0.1', {port}, app, threaded=True)",  # Flask's app.run()
 }
 
