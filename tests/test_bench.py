@@ -127,14 +127,18 @@ def test_an_interrupted_benchmark_drops_its_schema(dsn: str, number: signal.Sign
     command += ["--concurrency", "1"]
     root = str(pathlib.Path(venturi.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root, "VENTURI_DATABASE_URL": dsn}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
+
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
         said = t.cast(t.IO[str], process.stderr)
         assert said.readline().startswith("works in the schema venturi_bench_")
         with psycopg.connect(dsn, autocommit=True) as connection:
             eventually(lambda: connection.execute(WORKERS).fetchall(), 30, what="a worker process is at work")
         process.send_signal(number)
-        assert said.read().splitlines()[-1].startswith("dropped the schema venturi_bench_")
-        assert process.wait(30) == 130
+        assert process.communicate(timeout=30)[1].splitlines()[-1].startswith("dropped the schema venturi_bench_")
+        assert process.returncode == 130
 
 
 def test_compare_gives_the_fields_of_the_side_by_side_benchmark(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
